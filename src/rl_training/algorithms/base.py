@@ -1,0 +1,187 @@
+"""What all learners share: settings, device, generator, optimisation steps, acting, and their complete state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from rl_training.config import Settings, parse_settings
+from rl_training.data.normalization import ObservationNormalizer
+from rl_training.envs.goals import flatten_goal_observation
+from rl_training.errors import ConfigError
+from rl_training.types import Batch, Metrics, Observation, SpaceSpec
+
+
+class LearnerSettings(Settings):
+    """Settings of every learner."""
+
+    hidden_sizes: tuple[int, ...] = Field((256, 256), min_length=1, description="units of each hidden layer")
+    batch_size: int = Field(256, ge=1, description="transitions of one update")
+    gamma: float = Field(0.99, ge=0, lt=1, description="discount")
+    tau: float = Field(0.005, gt=0, le=1, description="share of the networks that the targets take over per update")
+    learning_rate: float = Field(3e-4, gt=0, description="of every optimiser that has no rate of its own")
+    max_grad_norm: float | None = Field(None, gt=0, description="clip each optimiser's gradient to this norm")
+    normalize_observations: bool = Field(False, description="scale observations by their running mean and deviation")
+    critic_layer_norm: bool | None = Field(None, description="LayerNorm in the critics; unset: in goal tasks")
+    clamp_target: bool = Field(True, description="keep bootstrapped values within what the reward allows, where known")
+
+    @model_validator(mode="after")
+    def _positive_sizes(self) -> LearnerSettings:
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ValueError(f"hidden_sizes = {list(self.hidden_sizes)}: expected sizes of at least 1")
+        return self
+
+
+class Learner(nn.Module):
+    """Turns batches into a better policy. It knows nothing of environments, files or budgets.
+
+    Every network, target, statistic and temperature is a parameter or buffer of this module and every optimiser is
+    made by ``_optimizer``: ``training_state`` is derived from that and cannot forget one of them.
+    """
+
+    Settings: ClassVar[type[LearnerSettings]]
+    settings: Any
+    actions: ClassVar[Literal["continuous", "discrete"]] = "continuous"
+    exploration_noise: ClassVar[float] = 0.0
+    random_action_prob: ClassVar[float] = 0.0
+    """How a run explores unless its settings say otherwise."""
+
+    def __init__(
+        self,
+        spec: SpaceSpec,
+        settings: LearnerSettings | Mapping[str, Any] | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if spec.is_discrete != (self.actions == "discrete"):
+            found = "discrete" if spec.is_discrete else "continuous"
+            fits = "dqn" if spec.is_discrete else "ddpg, td3 or sac"
+            raise ConfigError(f"{name} needs {self.actions} actions and this task's are {found}: expected {fits}")
+        if not isinstance(settings, LearnerSettings):
+            settings = parse_settings(self.Settings, settings or {}, where=name)
+        self.spec, self.settings = spec, settings
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.update_count = 0
+        self.normalizer = ObservationNormalizer(spec.policy_dim) if settings.normalize_observations else None
+        goal_task = spec.goal_dim > 0
+        self.critic_layer_norm = goal_task if settings.critic_layer_norm is None else settings.critic_layer_norm
+        self.value_bounds = self._value_bounds()
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._learning_rates: dict[str, float] = {}
+        # Weights are drawn on the CPU, so that a seed means the same networks on every device.
+        self._build(torch.Generator().manual_seed(seed))
+        self.to(self.device)
+
+    def _build(self, generator: torch.Generator) -> None:
+        """Make the networks, on ``self.device``, and their optimisers."""
+        raise NotImplementedError
+
+    def _update(self, batch: Batch) -> Metrics:
+        """Do one optimisation step."""
+        raise NotImplementedError
+
+    def _act(self, observations: Tensor, deterministic: bool) -> Tensor:
+        """Choose actions for normalised observations."""
+        raise NotImplementedError
+
+    def update(self, batch: Batch) -> Metrics:
+        """Learn from one minibatch. Nothing here waits for the device."""
+        self.update_count += 1
+        if self.normalizer is not None:
+            batch = batch._replace(
+                observations=self.normalizer(batch.observations),
+                next_observations=self.normalizer(batch.next_observations),
+            )
+        return self._update(batch)
+
+    @torch.no_grad()
+    def act(self, observations: Tensor, deterministic: bool = True) -> Tensor:
+        """Return ``[B, action_dim]`` actions in [-1, 1] (discrete: indices) for ``[B, policy_dim]`` observations."""
+        if self.normalizer is not None:
+            observations = self.normalizer(observations)
+        return self._act(observations, deterministic)
+
+    def predict(self, observation: Observation, deterministic: bool = True) -> NDArray[Any]:
+        """Return what to pass to the environment's ``step``, for one observation or a batch of them."""
+        flat = flatten_goal_observation(observation) if isinstance(observation, dict) else observation
+        flat = np.atleast_2d(np.asarray(flat, dtype=np.float32))
+        actions = self.act(torch.from_numpy(flat).to(self.device), deterministic).cpu().numpy()
+        single = np.ndim(observation["observation"] if isinstance(observation, dict) else observation) == 1
+        return self.spec.to_env(actions[0] if single else actions)
+
+    @torch.no_grad()
+    def observe(self, observations: Tensor) -> None:
+        """Take fresh observations ``[B, policy_dim]`` into the normaliser, where there is one."""
+        if self.normalizer is not None:
+            self.normalizer.observe(observations)
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Set every learning rate to ``factor`` times its configured value."""
+        for name, optimizer in self._optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rates[name] * factor
+
+    def training_state(self) -> dict[str, Any]:
+        """Return everything that decides the updates to come."""
+        return {
+            "module": self.state_dict(),
+            "optimizers": {name: _optimizer_state(optimizer) for name, optimizer in self._optimizers.items()},
+            "generator": self.generator.get_state(),
+            "update_count": self.update_count,
+        }
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``training_state`` returned."""
+        self.load_state_dict(state["module"])
+        for name, optimizer in self._optimizers.items():
+            moments = {int(index): dict(values) for index, values in state["optimizers"].get(name, {}).items()}
+            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+        self.generator.set_state(state["generator"].cpu())
+        self.update_count = int(state["update_count"])
+
+    def _optimizer(self, name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+        """Make the Adam optimiser of one group of parameters."""
+        optimizer = torch.optim.Adam(list(parameters), lr=learning_rate, fused=True)
+        self._optimizers[name], self._learning_rates[name] = optimizer, learning_rate
+        return optimizer
+
+    def _minimize(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Take one step on the optimiser's own parameters; gradients of all others are never computed."""
+        parameters = optimizer.param_groups[0]["params"]
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        if self.settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        optimizer.step()
+
+    def _clamp_value(self, values: Tensor) -> Tensor:
+        """Keep bootstrapped values within what the reward allows, where that is known."""
+        return values if self.value_bounds is None else values.clamp(*self.value_bounds)
+
+    def _value_bounds(self) -> tuple[float, float] | None:
+        """Return the smallest and largest value any policy can have under the task's reward range."""
+        if self.spec.reward_range is None or not self.settings.clamp_target:
+            return None
+        low, high = self.spec.reward_range
+        horizon = 1.0 / (1.0 - self.settings.gamma)
+        return min(low, low * horizon), max(high, high * horizon)
+
+
+def soft_update(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter], tau: float) -> None:
+    """Move target parameters a share ``tau`` of the way."""
+    with torch.no_grad():
+        torch._foreach_lerp_(list(targets), list(sources), tau)
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    return {str(index): dict(values) for index, values in optimizer.state_dict()["state"].items()}

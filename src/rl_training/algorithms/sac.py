@@ -1,0 +1,98 @@
+"""Soft Actor-Critic (Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905).
+
+Critic:       y = r + γ (1 - terminated) · (min_i Q'_i(s', a') - α log π(a'|s')),   L = Σ_i mean (Q_i(s, a) - y)²
+Actor:        L = mean (α log π(a|s) - min_i Q_i(s, a)),   a ~ π(·|s)
+Temperature:  L = -mean log α · (log π(a|s) + target entropy), together with the actor.
+
+In goal tasks the entropy term of y is left out unless ``backup_entropy`` asks for it: with it, values leave the range
+that the sparse reward allows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.base import soft_update
+from rl_training.models import MLPSACModel
+from rl_training.types import Batch, Metrics
+
+
+class SACSettings(ActorCriticSettings):
+    """Settings of SAC."""
+
+    alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        "auto", description="temperature: a fixed number, or auto to learn it"
+    )
+    initial_alpha: float = Field(1.0, gt=0, description="where an automatic temperature starts")
+    target_entropy: float | None = Field(
+        None, description="entropy an automatic temperature aims at; unset: -action_dim"
+    )
+    backup_entropy: bool | None = Field(None, description="entropy in the target; unset: except in goal tasks")
+
+
+class SAC(ActorCritic):
+    """Maximum-entropy actor-critic."""
+
+    Settings = SACSettings
+    settings: SACSettings
+    Model = MLPSACModel
+
+    def _build(self, generator: torch.Generator) -> None:
+        super()._build(generator)
+        settings, goal_task = self.settings, self.spec.goal_dim > 0
+        self.backup_entropy = not goal_task if settings.backup_entropy is None else settings.backup_entropy
+        self.target_entropy = settings.target_entropy if settings.target_entropy is not None else -self.spec.action_dim
+        self.learns_alpha = settings.alpha == "auto"
+        alpha = settings.initial_alpha if settings.alpha == "auto" else settings.alpha
+        # A fixed temperature may be 0, whose logarithm is kept as a very small number.
+        log_alpha = torch.tensor(math.log(max(alpha, 1e-20)), device=self.device)
+        self.log_alpha = nn.Parameter(log_alpha, requires_grad=self.learns_alpha)
+        if self.learns_alpha:
+            self.alpha_optimizer = self._optimizer(
+                "alpha", [self.log_alpha], settings.actor_lr or settings.learning_rate
+            )
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the soft temporal-difference error of all critics."""
+        with torch.no_grad():
+            next_actions, next_log_probs = self.model.actor.sample(batch.next_observations, self.generator)
+            next_values = self._target_minimum(batch.next_observations, next_actions)
+            if self.backup_entropy:
+                next_values = next_values - self.log_alpha.exp() * next_log_probs
+        return self._td_error(batch, next_values)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+        """Return the actor's loss and the log-probabilities ``[B]`` of the actions it drew."""
+        actions, log_probs = self.model.actor.sample(batch.observations, self.generator)
+        values = self.model.critic(batch.observations, actions).amin(dim=0)
+        loss = (self.log_alpha.exp().detach() * log_probs - values).mean()
+        log_probs = log_probs.detach()
+        return loss, log_probs, {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
+
+    def alpha_loss(self, log_probs: Tensor) -> Tensor:
+        """Return the loss that raises the temperature while the entropy is below its target."""
+        return -self.log_alpha * (log_probs + self.target_entropy).mean()
+
+    def _update(self, batch: Batch) -> Metrics:
+        loss, metrics = self.critic_loss(batch)
+        self._minimize(loss, self.critic_optimizer)
+        if self.update_count % self.settings.policy_delay == 0:
+            loss, log_probs, actor_metrics = self.actor_loss(batch)
+            self._minimize(loss, self.actor_optimizer)
+            metrics |= actor_metrics
+            if self.learns_alpha:
+                self._minimize(self.alpha_loss(log_probs), self.alpha_optimizer)
+            metrics["train/alpha"] = self.log_alpha.detach().exp()
+        soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
+        return metrics
+
+    def _act(self, observations: Tensor, deterministic: bool) -> Any:
+        if deterministic:
+            return self.model.actor.mode(observations)
+        return self.model.actor.sample(observations, self.generator)[0]

@@ -1,0 +1,66 @@
+"""Twin Delayed DDPG (Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477).
+
+Critic:  y = r + γ (1 - terminated) · min_i Q'_i(s', π'(s') + clipped noise),   L = Σ_i mean (Q_i(s, a) - y)²
+Actor:   L = -mean Q_1(s, π(s)), every ``policy_delay`` critic updates, together with the targets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.base import soft_update
+from rl_training.models import MLPDDPGModel
+from rl_training.types import Batch, Metrics
+
+
+class TD3Settings(ActorCriticSettings):
+    """Settings of TD3."""
+
+    policy_delay: int = Field(2, ge=1, description="critic updates for each update of the actor and the targets")
+    target_noise: float = Field(0.2, ge=0, description="deviation of the noise on the target's action")
+    target_noise_clip: float = Field(0.5, ge=0, description="largest absolute noise on the target's action")
+
+
+class TD3(ActorCritic):
+    """Deterministic policy gradient with twin critics, target noise and delayed policy updates."""
+
+    Settings = TD3Settings
+    settings: TD3Settings
+    Model = MLPDDPGModel
+    exploration_noise = 0.1
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the temporal-difference error of all critics."""
+        with torch.no_grad():
+            next_actions = self.model.target_actor(batch.next_observations)
+            if self.settings.target_noise > 0:
+                noise = torch.randn(next_actions.shape, generator=self.generator, device=self.device)
+                limit = self.settings.target_noise_clip
+                next_actions += (noise * self.settings.target_noise).clamp_(-limit, limit)
+                next_actions.clamp_(-1.0, 1.0)
+            next_values = self._target_minimum(batch.next_observations, next_actions)
+        return self._td_error(batch, next_values)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return minus the first critic's value of the policy's own actions."""
+        loss = -self.model.critic(batch.observations, self.model.actor(batch.observations))[0].mean()
+        return loss, {"train/actor_loss": loss.detach()}
+
+    def _update(self, batch: Batch) -> Metrics:
+        loss, metrics = self.critic_loss(batch)
+        self._minimize(loss, self.critic_optimizer)
+        if self.update_count % self.settings.policy_delay == 0:
+            loss, actor_metrics = self.actor_loss(batch)
+            self._minimize(loss, self.actor_optimizer)
+            metrics |= actor_metrics
+            soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
+            soft_update(self.model.target_actor.parameters(), self.model.actor.parameters(), self.settings.tau)
+        return metrics
+
+    def _act(self, observations: Tensor, deterministic: bool) -> Any:
+        return self.model.actor(observations)

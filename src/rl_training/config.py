@@ -1,0 +1,184 @@
+"""Configurations: YAML files and presets, overrides, validation, and errors that name the key.
+
+``TrainConfig`` holds what every run has. What an algorithm can be told (``algo_kwargs``) is the flat union of the
+``Settings`` classes that stand beside the code they set; ``experiment.registry`` checks it when a config is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rl_training.errors import ConfigError, did_you_mean
+
+PRESET_DIR = Path(__file__).parent / "assets" / "configs"
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+class Settings(BaseModel):
+    """Base of all settings: typed, immutable, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+class TrainConfig(Settings):
+    """One training run: what to train, where, for how long, and with which settings."""
+
+    algo: str = Field(description="a registered algorithm, e.g. her")
+    env_id: str = Field(description="a Gymnasium environment id")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="decides every random number of the run")
+    total_timesteps: int = Field(gt=0, description="environment transitions over all environments")
+    output_dir: Path = Field(Path("runs"), description="folder in which the run's own folder is made")
+    device: str = Field("cpu", description="cpu, cuda, cuda:N, or auto (cuda where there is one)")
+    num_threads: int = Field(
+        1, ge=1, description="torch threads; more than one helps only while no other process wants the cores"
+    )
+    num_envs: int = Field(1, ge=1, le=4096, description="environments that collect side by side")
+    eval_episodes: int = Field(20, ge=1, description="episodes of one evaluation")
+    env_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the environment; wrappers.reward and vectorization are ours"
+    )
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="settings of the algorithm and of the loop")
+
+    def to_yaml(self) -> str:
+        """Return the configuration as YAML that ``load_config`` reads back."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load_config(source: str | Path, overrides: Iterable[str] = ()) -> TrainConfig:
+    """Read a preset (``her/point_reach``) or a YAML file, with ``key.path=value`` overrides on top."""
+    path = config_path(source)
+    values = read_yaml(path)
+    for override in overrides:
+        _apply_override(values, override)
+    return parse_config(values, where=str(source))
+
+
+def parse_config(values: Mapping[str, Any], where: str = "config") -> TrainConfig:
+    """Validate a mapping as a ``TrainConfig``."""
+    return parse_settings(TrainConfig, values, where=where)
+
+
+def parse_settings(
+    settings_type: type[SettingsT], values: Mapping[str, Any], where: str, prefix: str = ""
+) -> SettingsT:
+    """Validate ``values``; the error names each wrong key, its value, what was expected and the nearest name."""
+    try:
+        return settings_type.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in _explain(error, settings_type, prefix))) from None
+
+
+def config_path(source: str | Path) -> Path:
+    """Return the file behind a preset name or a path."""
+    name = str(source)
+    if name in preset_names():
+        return PRESET_DIR / f"{name}.yaml"
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.suffix in {".yaml", ".yml"} or path.exists():
+        raise ConfigError(f"no configuration file {name!r}")
+    raise ConfigError(
+        f"no preset or file {name!r}{did_you_mean(name, preset_names())}; `rl-training presets` lists them"
+    )
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that ship with the package, such as ``her/point_reach``."""
+    return sorted(str(path.relative_to(PRESET_DIR).with_suffix("").as_posix()) for path in PRESET_DIR.glob("*/*.yaml"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping without constructing anything but plain values."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a SafeLoader
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which ``1e-3`` is a number and a key written twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    """Set ``a.b.c=value`` in nested mappings; the value is read as YAML."""
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(f"--set {override!r}: expected key.path=value, e.g. algo_kwargs.batch_size=128")
+    try:
+        value = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise ConfigError(f"--set {key}: {text!r} is not a YAML value") from None
+    target = values
+    for part in parts[:-1]:
+        child = target.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {key}: {part!r} holds {child!r}, which has no keys below it")
+        target = child
+    target[parts[-1]] = value
+
+
+def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str) -> list[str]:
+    """Turn pydantic's findings into one line a key."""
+    lines: dict[str, str] = {}
+    for finding in error.errors(include_url=False):
+        path = [str(part) for part in finding["loc"]]
+        options = _fields_at(settings_type, path[:-1])
+        if finding["type"] == "extra_forbidden":
+            key = prefix + ".".join(path)
+            hint = did_you_mean(path[-1], options) or (
+                "" if prefix else "; an algorithm's settings go under algo_kwargs"
+            )
+            lines[key] = f"unknown key {key!r}{hint}"
+            continue
+        # The alternatives of a union are reported one by one, each with a tag behind the field's own path.
+        field = [part for part in path if re.fullmatch(r"\w+", part) and part not in {"float", "int", "str", "bool"}]
+        key = prefix + (".".join(field) or "value")
+        if finding["type"] == "missing":
+            lines[key] = f"key {key!r} is required and missing"
+            continue
+        expected = finding["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        if key in lines:
+            lines[key] += " or " + expected.removeprefix("expected ")
+        elif finding["type"] == "value_error" and not field:
+            lines[key] = expected
+        else:
+            lines[key] = f"{key} = {finding['input']!r}: {expected}"
+    return list(lines.values())
+
+
+def _fields_at(settings_type: type[BaseModel], path: list[str]) -> list[str]:
+    """Return the field names that are valid below ``path``."""
+    current: Any = settings_type
+    for part in path:
+        field = current.model_fields.get(part) if isinstance(current, type) and issubclass(current, BaseModel) else None
+        if field is None:
+            continue
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []

@@ -1,0 +1,6 @@
+"""Experience: anything that answers ``sample(batch_size)``."""
+
+from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSettings
+from rl_training.data.replay_buffer import ReplayBuffer, ReplaySettings
+
+__all__ = ["HERReplayBuffer", "HindsightSettings", "ReplayBuffer", "ReplaySettings"]

@@ -1,0 +1,96 @@
+"""Uniform replay of single transitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rl_training.config import Settings
+from rl_training.data.row_ring import RowRing
+from rl_training.envs.goals import flatten_goal_observation
+from rl_training.types import Batch, Observation, SpaceSpec
+
+Array = NDArray[Any]
+
+
+class ReplaySettings(Settings):
+    """What a run may say of its replay buffer."""
+
+    buffer_capacity: int = Field(1_000_000, ge=1, description="transitions kept; the oldest leave first")
+
+
+class ReplayBuffer:
+    """The last ``capacity`` transitions of any number of environments, sampled uniformly with replacement."""
+
+    def __init__(self, spec: SpaceSpec, capacity: int, *, device: str | torch.device = "cpu", seed: int = 0) -> None:
+        self.spec = spec
+        widths = {
+            "observation": spec.policy_dim,
+            "action": spec.action_dim,
+            "reward": 1,
+            "terminated": 1,
+            "next_observation": spec.policy_dim,
+        }
+        self.ring = RowRing(capacity, widths, device)
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def __len__(self) -> int:
+        return min(self.ring.written, self.ring.capacity)
+
+    @property
+    def oldest_row(self) -> int:
+        """The number of the oldest row that is still needed."""
+        return self.ring.written - len(self)
+
+    def add(
+        self,
+        observations: Observation,
+        actions: Array,
+        rewards: Array,
+        next_observations: Observation,
+        terminated: Array,
+        truncated: Array,
+    ) -> None:
+        """Store one transition of each environment; every argument has the environments as its first axis.
+
+        A time-out (``truncated``) needs no trace here: its next observation is stored and bootstrapped from.
+        """
+        if isinstance(observations, dict):
+            observations = flatten_goal_observation(observations)
+        if isinstance(next_observations, dict):
+            next_observations = flatten_goal_observation(next_observations)
+        fields = [observations, actions, np.stack([rewards, terminated], axis=1), next_observations]
+        self.ring.append(torch.from_numpy(np.concatenate(fields, axis=1, dtype=np.float32)).to(self.ring.device))
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw ``batch_size`` transitions."""
+        slots = torch.randint(len(self), (batch_size,), generator=self.generator, device=self.ring.device)
+        rows, columns = self.ring.rows.index_select(0, slots), self.ring.columns
+        return Batch(
+            observations=rows[:, columns["observation"]],
+            actions=rows[:, columns["action"]],
+            rewards=rows[:, columns["reward"].start],
+            next_observations=rows[:, columns["next_observation"]],
+            terminated=rows[:, columns["terminated"].start],
+        )
+
+    def discard_open_episode(self, env_index: int) -> None:
+        """Forget the unfinished episode of one environment: nothing to do, single transitions stand alone."""
+
+    def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
+        """Return everything a later ``load_state_dict`` needs; checkpoints store the rows apart, in segments."""
+        state: dict[str, Any] = {"written": self.ring.written, "generator": self.generator.get_state()}
+        if with_rows:
+            state["rows"] = self.ring.read(self.oldest_row, self.ring.written)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned into a buffer of the same capacity and spaces."""
+        self.ring.written = int(state["written"])
+        self.generator.set_state(state["generator"].cpu())
+        if "rows" in state:
+            self.ring.write(self.oldest_row, state["rows"])

@@ -1,0 +1,221 @@
+"""Small goal tasks with sparse reward that need no simulator: point masses, and bit flipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class SparseGoalEnv(gym.Env[dict[str, Array], Any]):
+    """A task whose reward is 0 where the goal is met and -1 elsewhere.
+
+    The three ``compute_*`` functions take one goal or a batch of them, so that hindsight can ask about any goal.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (Gymnasium's own form)
+    terminate_on_success = False
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self._elapsed = 0
+
+    def compute_success(self, achieved_goal: Array, desired_goal: Array) -> Any:
+        """Return whether each achieved goal meets its desired goal: a bool, or ``[B]`` of them."""
+        raise NotImplementedError
+
+    def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Any:
+        """Return 0 on success and -1 otherwise: a number, or ``[B]`` of them."""
+        return np.where(self.compute_success(achieved_goal, desired_goal), np.float32(0), np.float32(-1))[()]
+
+    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Any:
+        """Return whether the episode ends at these goals."""
+        success = self.compute_success(achieved_goal, desired_goal)
+        return success if self.terminate_on_success else np.zeros_like(success)[()]
+
+    def compute_truncated(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Any:
+        """Return False everywhere: a time-out depends on the clock, never on the goal."""
+        return np.zeros_like(self.compute_success(achieved_goal, desired_goal))[()]
+
+    def _outcome(
+        self, observation: dict[str, Array], max_steps: int
+    ) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        """Judge the observation exactly as a relabelled one would be judged."""
+        achieved, desired = observation["achieved_goal"], observation["desired_goal"]
+        info = {"is_success": bool(self.compute_success(achieved, desired))}
+        reward = float(self.compute_reward(achieved, desired, info))
+        terminated = bool(self.compute_terminated(achieved, desired, info))
+        return observation, reward, terminated, self._elapsed >= max_steps, info
+
+
+class PointMassEnv(SparseGoalEnv):
+    """A point mass in a box of any dimension: accelerate it until it rests within ``threshold`` of the goal.
+
+    The observation is position and velocity, the action an acceleration in [-1, 1] times ``action_scale``. Start and
+    goal are uniform in [-size, size]; the walls stop the mass. Success does not end the episode, ``max_steps`` does.
+    """
+
+    dimensions: int
+
+    def __init__(
+        self,
+        max_steps: int = 50,
+        dt: float = 0.05,
+        size: float = 1.0,
+        speed_limit: float = 1.0,
+        action_scale: float = 10.0,
+        threshold: float = 0.05,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode)
+        for name, value in {"max_steps": max_steps, "dt": dt, "size": size, "threshold": threshold}.items():
+            if not value > 0:
+                raise ValueError(f"{name} = {value!r}: expected a number greater than 0")
+        self.max_steps, self.dt, self.size = max_steps, dt, size
+        self.speed_limit, self.action_scale = speed_limit, action_scale
+        self.distance_threshold = threshold
+        n = self.dimensions
+        place = spaces.Box(-size, size, (n,), np.float32)
+        bound = np.array([size] * n + [speed_limit] * n, np.float32)
+        self.observation_space: gym.Space[Any] = spaces.Dict(
+            {"observation": spaces.Box(-bound, bound, dtype=np.float32), "achieved_goal": place, "desired_goal": place}
+        )
+        self.action_space = spaces.Box(-1.0, 1.0, (n,), np.float32)
+        self._position = np.zeros(n)
+        self._velocity = np.zeros(n)
+        self._goal = np.zeros(n, np.float32)
+
+    def compute_success(self, achieved_goal: Array, desired_goal: Array) -> Any:
+        """Return whether the two goals are within the threshold."""
+        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) <= self.distance_threshold
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Put the mass, at rest, and the goal at new places."""
+        super().reset(seed=seed)
+        self._elapsed = 0
+        self._position = self.np_random.uniform(-self.size, self.size, self.dimensions)
+        self._velocity = np.zeros(self.dimensions)
+        self._goal = self.np_random.uniform(-self.size, self.size, self.dimensions).astype(np.float32)
+        observation = self._observe()
+        return observation, {
+            "is_success": bool(self.compute_success(observation["achieved_goal"], observation["desired_goal"]))
+        }
+
+    def step(self, action: Array) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        """Accelerate for ``dt``."""
+        acceleration = np.clip(np.asarray(action, np.float64), -1.0, 1.0) * self.action_scale
+        velocity = self._velocity + acceleration * self.dt
+        velocity *= min(1.0, self.speed_limit / max(float(np.linalg.norm(velocity)), 1e-12))
+        position = self._position + velocity * self.dt
+        self._position = np.clip(position, -self.size, self.size)
+        self._velocity = np.where(position == self._position, velocity, 0.0)
+        self._elapsed += 1
+        return self._outcome(self._observe(), self.max_steps)
+
+    def render(self) -> Any:
+        """Draw the goal (green) and the mass (blue) as an RGB array."""
+        if self.render_mode != "rgb_array":
+            return None
+        pixels = 240
+        frame = np.full((pixels, pixels, 3), 250, np.uint8)
+        y, x = np.mgrid[1 : -1 : pixels * 1j, -1 : 1 : pixels * 1j] * self.size * 1.1
+        for place, radius, colour in (
+            (self._goal, max(self.distance_threshold, 0.04 * self.size), (46, 160, 67)),
+            (self._position, 0.035 * self.size, (31, 111, 235)),
+        ):
+            centre = (place[0], place[1] if self.dimensions > 1 else 0.0)
+            frame[np.hypot(x - centre[0], y - centre[1]) <= radius] = colour
+        return frame
+
+    def _observe(self) -> dict[str, Array]:
+        position = self._position.astype(np.float32)
+        return {
+            "observation": np.concatenate([position, self._velocity.astype(np.float32)]),
+            "achieved_goal": position,
+            "desired_goal": self._goal.copy(),
+        }
+
+
+class PointReachGoalEnv(PointMassEnv):
+    """``rl_training/PointReach2D-v0``: a point mass in a square."""
+
+    dimensions = 2
+
+
+class PointGoal1DEnv(PointMassEnv):
+    """``rl_training/PointGoal1D-v0``: a point mass on a line, the smallest goal task there is."""
+
+    dimensions = 1
+
+
+class BitFlippingEnv(SparseGoalEnv):
+    """``rl_training/BitFlipping-v0``: turn one bit pattern into another, as in the paper that introduced HER.
+
+    A discrete action flips the bit it names; a continuous one (``continuous=True``) flips every bit whose entry is
+    above 0. The episode ends when the patterns agree, or after ``max_steps`` (as many as there are bits).
+    """
+
+    terminate_on_success = True
+
+    def __init__(
+        self,
+        n_bits: int = 16,
+        continuous: bool = False,
+        max_steps: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode)
+        if n_bits < 1:
+            raise ValueError(f"n_bits = {n_bits!r}: expected at least 1")
+        self.n_bits, self.continuous = n_bits, continuous
+        self.max_steps = n_bits if max_steps is None else max_steps
+        bits = spaces.Box(0.0, 1.0, (n_bits,), np.float32)
+        self.observation_space: gym.Space[Any] = spaces.Dict(
+            {"observation": bits, "achieved_goal": bits, "desired_goal": bits}
+        )
+        self.action_space = spaces.Box(-1.0, 1.0, (n_bits,), np.float32) if continuous else spaces.Discrete(n_bits)
+        self._bits = np.zeros(n_bits, np.float32)
+        self._goal = np.zeros(n_bits, np.float32)
+
+    def compute_success(self, achieved_goal: Array, desired_goal: Array) -> Any:
+        """Return whether all bits agree."""
+        return np.all(achieved_goal == desired_goal, axis=-1)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Draw two different patterns (one bit has only two, which are always told apart)."""
+        super().reset(seed=seed)
+        self._elapsed = 0
+        self._bits = self.np_random.integers(0, 2, self.n_bits).astype(np.float32)
+        self._goal = self._bits
+        while np.array_equal(self._goal, self._bits):
+            self._goal = self.np_random.integers(0, 2, self.n_bits).astype(np.float32)
+        return self._observe(), {"is_success": False}
+
+    def step(self, action: Any) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        """Flip the bits that the action names."""
+        if self.continuous:
+            self._bits = np.where(np.asarray(action) > 0, 1.0 - self._bits, self._bits).astype(np.float32)
+        else:
+            self._bits = self._bits.copy()
+            self._bits[int(action)] = 1.0 - self._bits[int(action)]
+        self._elapsed += 1
+        return self._outcome(self._observe(), self.max_steps)
+
+    def render(self) -> Any:
+        """Draw the bits above the goal's as an RGB array."""
+        if self.render_mode != "rgb_array":
+            return None
+        bits = np.stack([self._bits, self._goal])
+        return np.repeat(np.kron(bits, np.ones((24, 24)))[..., None] * 200 + 30, 3, axis=-1).astype(np.uint8)
+
+    def _observe(self) -> dict[str, Array]:
+        return {"observation": self._bits.copy(), "achieved_goal": self._bits.copy(), "desired_goal": self._goal.copy()}

@@ -1,0 +1,146 @@
+"""Building environments from ``env_id`` and ``env_kwargs``, single or side by side, and reading off their spaces."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from pydantic import Field
+
+from rl_training.config import Settings, parse_settings
+from rl_training.envs.goals import is_goal_space, register_goal_envs
+from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
+from rl_training.errors import EnvError, MissingExtraError, did_you_mean
+from rl_training.types import SpaceSpec
+
+_ROBOTICS_PREFIXES = ("Fetch", "Hand", "Adroit", "PointMaze", "AntMaze", "FrankaKitchen")
+
+
+class WrapperSettings(Settings):
+    """``env_kwargs.wrappers``: what is put around the environment."""
+
+    reward: RewardTransformConfig | None = Field(None, description="scale, shift and clip, in that order")
+
+
+class EnvSettings(Settings):
+    """The keys of ``env_kwargs`` that are this package's own; all others go to the environment."""
+
+    wrappers: WrapperSettings = Field(default_factory=WrapperSettings)
+    vectorization: Literal["sync", "async"] = Field(
+        "sync", description="several environments in this process, or each in a process of its own"
+    )
+
+
+def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
+    """Separate this package's keys from the environment's arguments."""
+    own = {key: value for key, value in env_kwargs.items() if key in EnvSettings.model_fields}
+    settings = parse_settings(EnvSettings, own, where="config", prefix="env_kwargs.")
+    return settings, {key: value for key, value in env_kwargs.items() if key not in own}
+
+
+def make_env(
+    env_id: str,
+    env_kwargs: Mapping[str, Any] | None = None,
+    *,
+    render_mode: str | None = None,
+    raw_reward: bool = False,
+) -> gym.Env[Any, Any]:
+    """Build one environment; ``raw_reward`` leaves the reward wrappers off, as evaluation does."""
+    settings, arguments = split_env_kwargs(env_kwargs or {})
+    _require_registered(env_id)
+    if render_mode is not None:
+        arguments["render_mode"] = render_mode
+    try:
+        env = gym.make(env_id, disable_env_checker=True, **arguments)
+    except gym.error.DependencyNotInstalled as error:
+        raise MissingExtraError(f"{env_id} ({error})", "robotics") from None
+    except Exception as error:  # a constructor may raise anything; whatever it is, the arguments are the user's
+        raise EnvError(f"{env_id} could not be built with env_kwargs {arguments}: {error}") from error
+    return env if raw_reward else apply_reward_wrappers(env, settings.wrappers.reward)
+
+
+def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """Build ``num_envs`` environments side by side.
+
+    Automatic resets are off: the collector resets finished environments itself, each with a seed of its own, so that
+    the true final observation is seen and no transition crosses an episode's end.
+    """
+    settings, _ = split_env_kwargs(env_kwargs or {})
+    build = partial(make_env, env_id, dict(env_kwargs or {}))
+    if settings.vectorization == "async":
+        return AsyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    return SyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def space_spec(env: gym.Env[Any, Any]) -> SpaceSpec:
+    """Read the sizes and bounds of an environment's spaces, or say why they cannot be learned from."""
+    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    observation_space, action_space = env.observation_space, env.action_space
+    goal_dim = 0
+    if isinstance(observation_space, spaces.Dict):
+        if not is_goal_space(observation_space):
+            raise EnvError(
+                f"{name}: a dictionary observation needs the keys observation, achieved_goal and desired_goal;"
+                f" found {', '.join(observation_space.spaces)}"
+            )
+        goal_dim = _vector_size(observation_space["desired_goal"], f"{name}: desired_goal")
+        if _vector_size(observation_space["achieved_goal"], f"{name}: achieved_goal") != goal_dim:
+            raise EnvError(f"{name}: achieved_goal and desired_goal differ in size")
+        observation_space = observation_space["observation"]
+    observation_dim = _vector_size(observation_space, f"{name}: observation")
+    if isinstance(action_space, spaces.Discrete):
+        if action_space.start != 0:
+            raise EnvError(f"{name}: discrete actions must start at 0, found {action_space}")
+        return SpaceSpec(observation_dim, 1, goal_dim, num_actions=int(action_space.n))
+    if not isinstance(action_space, spaces.Box):
+        raise EnvError(f"{name}: action space {action_space} is not supported; expected Box or Discrete")
+    action_dim = _vector_size(action_space, f"{name}: action")
+    low, high = np.asarray(action_space.low, np.float64), np.asarray(action_space.high, np.float64)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise EnvError(f"{name}: actions need finite bounds, found {action_space}")
+    if (low == -1.0).all() and (high == 1.0).all():
+        return SpaceSpec(observation_dim, action_dim, goal_dim)
+    return SpaceSpec(
+        observation_dim, action_dim, goal_dim, action_low=tuple(low.tolist()), action_high=tuple(high.tolist())
+    )
+
+
+def _vector_size(space: gym.Space[Any], what: str) -> int:
+    if not isinstance(space, spaces.Box):
+        raise EnvError(f"{what} space {space} is not supported; expected a Box with one dimension")
+    if len(space.shape) == 3 or space.dtype == np.uint8:
+        raise EnvError(f"{what} has shape {space.shape} and dtype {space.dtype}: images are not supported")
+    if len(space.shape) != 1 or space.shape[0] == 0:
+        raise EnvError(
+            f"{what} has shape {space.shape}; expected a vector (gymnasium.wrappers.FlattenObservation helps)"
+        )
+    return int(space.shape[0])
+
+
+def _require_registered(env_id: str) -> None:
+    """Register the built-in and, where they are installed, the robotics environments; fail for an unknown id."""
+    register_goal_envs()
+    module, separator, name = env_id.partition(":")
+    if separator:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise EnvError(f"env_id {env_id!r}: module {module!r} cannot be imported: {error}") from None
+    else:
+        name = env_id
+    if name in gym.registry:
+        return
+    if importlib.util.find_spec("gymnasium_robotics") is not None:
+        gym.register_envs(importlib.import_module("gymnasium_robotics"))
+        if name in gym.registry:
+            return
+    elif name.startswith(_ROBOTICS_PREFIXES):
+        raise MissingExtraError(env_id, "robotics")
+    raise EnvError(f"env_id {env_id!r}: no such environment{did_you_mean(name, gym.registry)}")

@@ -1,0 +1,1 @@
+"""Experiments: the registry of recipes, running them, and reporting on them."""

@@ -1,0 +1,40 @@
+"""``rl-training doctor``: what is installed and what it runs on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = {
+    "torch": "core",
+    "gymnasium": "core",
+    "numpy": "core",
+    "gymnasium-robotics": "robotics",
+    "mujoco": "robotics",
+    "imageio-ffmpeg": "video",
+}
+
+
+def diagnose() -> dict[str, str]:
+    """Return versions, devices and extras as readable text."""
+    import torch
+
+    facts = {
+        "rl-training": _version("rl-training"),
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "cpu": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads unless a run says otherwise",
+        "cuda": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
+    }
+    for package, extra in _PACKAGES.items():
+        found = _version(package)
+        hint = f' (pip install "rl-training[{extra}]")' if found == "not installed" and extra != "core" else ""
+        facts[package] = found + hint
+    return facts
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,105 @@
+"""Experiments from start to finish: train, resume, evaluate, load; what the command line and the API both call."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_training.algorithms.base import Learner
+from rl_training.config import TrainConfig, load_config
+from rl_training.errors import CheckpointError, MissingExtraError
+from rl_training.experiment.registry import recipe_for
+from rl_training.experiment.report import write_report
+from rl_training.runtime import recipe as runs
+from rl_training.runtime.callbacks import Callback, ProgressCallback
+from rl_training.runtime.checkpointing import find_checkpoint, read_manifest
+from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.evaluator import Evaluator
+
+EVALUATION_SEED = 10_000
+"""Seed of evaluations after training, apart from the episodes by which the best checkpoint was chosen."""
+
+
+def train_experiment(
+    config: TrainConfig, *, name: str | None = None, progress_bar: bool = False, callbacks: Sequence[Callback] = ()
+) -> TrainResult:
+    """Train ``config`` in a new run folder and write its report."""
+    result = runs.train(
+        recipe_for(config.algo), config, callbacks=_with_progress(callbacks, progress_bar), run_name=name
+    )
+    write_report([result.run_dir], result.run_dir / "report.html")
+    return result
+
+
+def resume_experiment(run_dir: Path, *, progress_bar: bool = False, callbacks: Sequence[Callback] = ()) -> TrainResult:
+    """Go on with a run from its latest checkpoint and write its report anew."""
+    if not (run_dir / "config.yaml").is_file():
+        raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
+    config = load_config(run_dir / "config.yaml")
+    result = runs.resume(recipe_for(config.algo), run_dir, callbacks=_with_progress(callbacks, progress_bar))
+    write_report([run_dir], run_dir / "report.html")
+    return result
+
+
+def load_policy(path: Path, device: str = "cpu") -> tuple[Learner, TrainConfig, Path]:
+    """Return the learner behind a run (its best checkpoint) or a checkpoint, its configuration, and the checkpoint."""
+    checkpoint = find_checkpoint(path)
+    algo = str(read_manifest(checkpoint)["config"]["algo"])
+    learner, config = runs.load_learner(recipe_for(algo), checkpoint, device)
+    return learner, config, checkpoint
+
+
+def evaluate_experiment(
+    path: Path, *, episodes: int = 100, seed: int = EVALUATION_SEED, video: Path | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """Play seeded episodes with a trained policy and return the metrics, with the checkpoint they belong to.
+
+    ``video`` names a folder for recordings of the first three episodes.
+    """
+    learner, config, checkpoint = load_policy(path, device)
+    evaluator = Evaluator(
+        config.env_id, config.env_kwargs, episodes=episodes, seed=seed, render_mode="rgb_array" if video else None
+    )
+    try:
+        recorder = _Recorder(evaluator, video) if video else None
+        metrics = evaluator.run(learner, on_step=recorder)
+    finally:
+        evaluator.close()
+    answer: dict[str, Any] = {"checkpoint": str(checkpoint), "episodes": episodes, "seed": seed, "metrics": metrics}
+    if recorder is not None:
+        answer["videos"] = [str(file) for file in recorder.write()]
+    return answer
+
+
+def _with_progress(callbacks: Sequence[Callback], progress_bar: bool) -> list[Callback]:
+    return [*callbacks, ProgressCallback()] if progress_bar else list(callbacks)
+
+
+class _Recorder:
+    """Collects the frames of the first episodes and writes them as videos."""
+
+    def __init__(self, evaluator: Evaluator, folder: Path, episodes: int = 3) -> None:
+        try:
+            importlib.import_module("imageio_ffmpeg")  # imageio's writer of mp4 files
+        except ImportError:
+            raise MissingExtraError("recording videos", "video") from None
+        self._evaluator, self._folder, self._episodes = evaluator, folder, episodes
+        self._frames: dict[int, list[Any]] = {}
+
+    def __call__(self, episode: int) -> None:
+        if episode < self._episodes:
+            self._frames.setdefault(episode, []).append(self._evaluator.env.render())
+
+    def write(self) -> list[Path]:
+        import imageio.v3 as imageio
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        fps = int(self._evaluator.env.metadata.get("render_fps", 30))
+        files = []
+        for episode, frames in self._frames.items():
+            file = self._folder / f"episode-{episode}.mp4"
+            imageio.imwrite(file, frames, fps=fps, macro_block_size=1)
+            files.append(file)
+        return files

@@ -1,0 +1,80 @@
+"""A page of plots from the metrics of one run, or of several side by side."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_training.config import load_config
+from rl_training.errors import ConfigError
+from rl_training.runtime.logging import STEP, read_metrics
+
+_STYLE = """
+body {font: 15px system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em}
+table {border-collapse: collapse}
+td {padding: .2em .8em; border-bottom: 1px solid #ddd}
+"""
+
+_COLOURS = ("#1f6feb", "#d1242f", "#2da44e", "#8250df", "#bf8700", "#0a7ea4", "#bc4c00", "#57606a")
+
+_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Return", (("eval/mean_reward", "evaluation"), ("rollout/ep_rew_mean", "while exploring"))),
+    ("Success rate", (("eval/success_rate", "evaluation"), ("rollout/success_rate", "while exploring"))),
+    ("Losses", (("train/critic_loss", "critic"), ("train/actor_loss", "actor"))),
+    ("Mean Q", (("train/q_mean", "Q on the batch"),)),
+)
+
+
+def write_report(runs: Sequence[Path], output: Path) -> Path:
+    """Write an HTML page, complete in itself, with return, success, losses and Q over the steps of each run."""
+    from plotly.io import to_html
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=2, cols=2, subplot_titles=[title for title, _ in _PANELS], vertical_spacing=0.12)
+    for index, run in enumerate(runs):
+        rows = read_metrics(run / "metrics.csv")
+        if not rows:
+            raise ConfigError(f"{run}: not a run with metrics (there is no metrics.csv, or it is empty)")
+        for panel, (_, series) in enumerate(_PANELS):
+            for order, (metric, label) in enumerate(series):
+                points = [(row[STEP], row[metric]) for row in rows if metric in row]
+                if points:
+                    steps, values = zip(*points, strict=True)
+                    figure.add_scatter(
+                        x=steps,
+                        y=values,
+                        name=f"{run.name}: {label}" if len(runs) > 1 else label,
+                        line={
+                            "color": _COLOURS[(index + (order if len(runs) == 1 else 0)) % len(_COLOURS)],
+                            "dash": "solid" if order == 0 else "dot",
+                        },
+                        mode="lines+markers" if metric.startswith("eval/") else "lines",
+                        legendgroup=f"{index}-{label}",
+                        showlegend=True,
+                        row=panel // 2 + 1,
+                        col=panel % 2 + 1,
+                    )
+    figure.update_xaxes(title_text="environment steps")
+    figure.update_yaxes(range=[-0.03, 1.03], row=1, col=2)
+    figure.update_layout(template="plotly_white", height=820, margin={"t": 60, "b": 50})
+    plots = to_html(figure, full_html=False, include_plotlyjs=True)
+    title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
+    sections = "".join(_summary(run) for run in runs)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    page = f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style></head>"
+    output.write_text(f"{page}<body><h1>{title}</h1>{plots}{sections}</body></html>", encoding="utf-8")
+    return output
+
+
+def _summary(run: Path) -> str:
+    """Return a table of how a run stands and the configuration behind it."""
+    last: dict[str, float] = {}
+    for row in read_metrics(run / "metrics.csv"):
+        last.update(row)
+    cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.6g}</td></tr>" for name, value in last.items())
+    config = html.escape(load_config(run / "config.yaml").to_yaml())
+    return (
+        f"<h2>{html.escape(run.name)}</h2><h3>Last values</h3><table>{cells}</table>"
+        f"<details><summary>Configuration</summary><pre>{config}</pre></details>"
+    )

@@ -1,0 +1,54 @@
+"""Policies over actions in [-1, 1]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_training.models.mlp import MLP
+from rl_training.types import SpaceSpec
+
+LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
+
+
+class DeterministicActor(nn.Module):
+    """``tanh`` of an MLP."""
+
+    def __init__(self, spec: SpaceSpec, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        self.mlp = MLP(spec.policy_dim, hidden_sizes, spec.action_dim, generator)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return the actions ``[B, A]``."""
+        return torch.tanh(self.mlp(observations))
+
+
+class SquashedGaussianActor(nn.Module):
+    """A Gaussian with state-dependent mean and deviation, squashed by ``tanh``."""
+
+    def __init__(self, spec: SpaceSpec, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        self.mlp = MLP(spec.policy_dim, hidden_sizes, 2 * spec.action_dim, generator)
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and logarithm of the deviation before squashing, ``[B, A]`` each."""
+        mean, log_std = self.mlp(observations).chunk(2, dim=-1)
+        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    def mode(self, observations: Tensor) -> Tensor:
+        """Return the squashed mean, the action to take when not exploring."""
+        return torch.tanh(self(observations)[0])
+
+    def sample(self, observations: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return actions ``[B, A]``, differentiable, and their log-probabilities ``[B]``."""
+        mean, log_std = self(observations)
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        raw = torch.addcmul(mean, log_std.exp(), noise)
+        gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        # log(1 - tanh(x)²) in a form that does not lose its digits for large x.
+        squash = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+        return torch.tanh(raw), (gaussian - squash).sum(-1)

@@ -1,0 +1,111 @@
+"""Multi-layer perceptrons, one at a time and as an ensemble of critics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def uniform_parameter(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> nn.Parameter:
+    """Return a parameter drawn from U(-1/√fan_in, 1/√fan_in), PyTorch's own default for linear layers."""
+    bound = 1.0 / math.sqrt(fan_in)
+    return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound, generator=generator))
+
+
+class Linear(nn.Module):
+    """``x @ weight + bias``; for several networks at once, ``weight`` is ``[members, in, out]``."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator, members: int = 1) -> None:
+        super().__init__()
+        self.weight = uniform_parameter([members, inputs, outputs], inputs, generator)
+        self.bias = uniform_parameter([members, 1, outputs], inputs, generator)
+        if members == 1:
+            self.weight, self.bias = nn.Parameter(self.weight.data[0]), nn.Parameter(self.bias.data[0, 0])
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Map ``[B, in]`` or ``[members, B, in]`` to ``[B, out]`` or ``[members, B, out]``."""
+        if self.weight.dim() == 2:
+            return torch.addmm(self.bias, x, self.weight)
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if members is not None:
+            weight, bias = weight.index_select(0, members), bias.index_select(0, members)
+        if x.dim() == 2:
+            x = x.expand(len(weight), *x.shape)
+        return torch.baddbmm(bias, x, weight)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation with a scale and shift of its own for each member."""
+
+    def __init__(self, size: int, members: int = 1) -> None:
+        super().__init__()
+        shape = (size,) if members == 1 else (members, 1, size)
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Normalise the last axis."""
+        if self.weight.dim() == 1:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias)
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if members is not None:
+            weight, bias = weight.index_select(0, members), bias.index_select(0, members)
+        return torch.addcmul(bias, F.layer_norm(x, x.shape[-1:]), weight)
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, and LayerNorm before each ReLU where asked; one network or several."""
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden_sizes: Sequence[int],
+        outputs: int,
+        generator: torch.Generator,
+        *,
+        layer_norm: bool = False,
+        members: int = 1,
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *hidden_sizes]
+        self.hidden = nn.ModuleList(Linear(a, b, generator, members) for a, b in itertools.pairwise(sizes))
+        self.norms = nn.ModuleList(LayerNorm(size, members) for size in (hidden_sizes if layer_norm else ()))
+        self.output = Linear(sizes[-1], outputs, generator, members)
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Map ``[B, inputs]`` to ``[B, outputs]``, or ``[members, B, outputs]`` where there are several."""
+        for index, layer in enumerate(self.hidden):
+            x = layer(x, members)
+            if self.norms:
+                x = self.norms[index](x, members)
+            x = F.relu(x)
+        output: Tensor = self.output(x, members)
+        return output
+
+
+class CriticEnsemble(nn.Module):
+    """``members`` action-value functions, evaluated together as batched matrix products."""
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden_sizes: Sequence[int],
+        generator: torch.Generator,
+        *,
+        layer_norm: bool = False,
+        members: int = 1,
+    ) -> None:
+        super().__init__()
+        self.members = members
+        self.mlp = MLP(inputs, hidden_sizes, 1, generator, layer_norm=layer_norm, members=members)
+
+    def forward(self, observations: Tensor, actions: Tensor, members: Tensor | None = None) -> Tensor:
+        """Return the values ``[members, B]``, of all critics or of those whose indices are given."""
+        values: Tensor = self.mlp(torch.cat([observations, actions], dim=-1), members).squeeze(-1)
+        return values.unsqueeze(0) if self.members == 1 else values

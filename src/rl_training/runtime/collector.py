@@ -1,0 +1,210 @@
+"""Playing in environments: exploration, episode bookkeeping, and restoring open episodes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner
+from rl_training.config import Settings
+from rl_training.envs.check import SUCCESS_KEYS
+from rl_training.envs.goals import flatten_goal_observation
+from rl_training.runtime.schedules import Schedule
+from rl_training.types import Observation
+
+Array = NDArray[Any]
+
+
+class ExplorationSettings(Settings):
+    """How actions are varied while collecting. What is unset is the learner's own way."""
+
+    exploration_noise: float | None = Field(None, ge=0, description="deviation of Gaussian noise on actions in [-1, 1]")
+    random_action_prob: float | Schedule | None = Field(
+        None, description="probability of a uniformly random action: a number, or a schedule of one"
+    )
+
+
+class Transition(NamedTuple):
+    """One step of every environment, in the order in which buffers take it; the first axis is the environments'."""
+
+    observations: Observation
+    actions: Array
+    rewards: Array
+    next_observations: Observation
+    terminated: Array
+    truncated: Array
+
+
+class EpisodeRecord(NamedTuple):
+    """A finished episode: its return, its length, and whether it succeeded (None where that is not reported)."""
+
+    reward: float
+    length: int
+    success: bool | None
+
+
+def episode_seed(seed: int, env_index: int, episode: int) -> int:
+    """Return the seed with which an environment starts an episode: any episode can be started again."""
+    return int(np.random.SeedSequence([seed, env_index, episode]).generate_state(1)[0])
+
+
+class Collector:
+    """Steps a vector environment with an exploring policy.
+
+    Environments are reset here, each episode with its own derived seed, so that no transition crosses an episode's end
+    and an open episode can be restored by starting it again and repeating its actions.
+    """
+
+    def __init__(
+        self, envs: VectorEnv[Any, Any, Any], learner: Learner, settings: ExplorationSettings, seed: int
+    ) -> None:
+        self.envs, self.learner, self.spec = envs, learner, learner.spec
+        self.seed = seed
+        self.num_envs = envs.num_envs
+        noise, random = settings.exploration_noise, settings.random_action_prob
+        self._noise = learner.exploration_noise if noise is None else noise
+        random = learner.random_action_prob if random is None else random
+        self._random_prob = random if isinstance(random, Schedule) else Schedule(start=random)
+        self.rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self.finished: deque[EpisodeRecord] = deque(maxlen=100)
+        self._episodes = np.zeros(self.num_envs, np.int64)
+        self._returns = np.zeros(self.num_envs)
+        self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]  # of the open episodes
+        self._observations: Observation | None = None
+
+    def step(self, progress: float, random: bool) -> Transition:
+        """Take one step everywhere. ``random`` ignores the policy, ``progress`` (0 to 1) moves the schedules."""
+        if self._observations is None:
+            self._observations = self._reset(np.ones(self.num_envs, bool))
+        observations = self._observations
+        inputs = torch.from_numpy(self._flat(observations)).to(self.learner.device)
+        self.learner.observe(inputs)
+        actions = self._random_actions() if random else self._explore(inputs, progress)
+        next_observations, rewards, terminated, truncated, infos = self.envs.step(self.spec.to_env(actions))
+        for index in range(self.num_envs):
+            self._actions[index].append(actions[index])
+        self._returns += rewards
+        self._observations = next_observations
+        done = terminated | truncated
+        if done.any():
+            self._finish(done, infos)
+        return Transition(observations, actions, rewards, next_observations, terminated, truncated)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``load_state_dict`` needs to bring open episodes back."""
+        observations = self._observations
+        return {
+            "rng": self.rng.bit_generator.state,
+            "finished": [list(record) for record in self.finished],
+            "episodes": self._episodes.copy(),
+            "returns": self._returns.copy(),
+            "actions": {
+                str(i): np.array(actions).reshape(-1, self.spec.action_dim) for i, actions in enumerate(self._actions)
+            },
+            "observations": None if observations is None else self._flat(observations),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Restore the state, and the open episodes by replaying them.
+
+        Returns:
+            The environments whose replay did not lead to the same observation: they are not deterministic and start a
+            fresh episode instead.
+        """
+        self.rng.bit_generator.state = state["rng"]
+        self.finished.clear()
+        self.finished.extend(EpisodeRecord(*record) for record in state["finished"])
+        self._episodes, self._returns = state["episodes"].copy(), state["returns"].copy()
+        self._actions = [list(state["actions"][str(index)]) for index in range(self.num_envs)]
+        if state["observations"] is None:
+            return []
+        self._observations = self._replay_open_episodes()
+        differs = (self._flat(self._observations) != state["observations"]).any(axis=1)
+        if differs.any():
+            self._episodes[differs] += 1
+            self._returns[differs] = 0.0
+            for index in np.flatnonzero(differs):
+                self._actions[index] = []
+            self._observations = self._reset(differs)
+        return [int(index) for index in np.flatnonzero(differs)]
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+    def _explore(self, inputs: Tensor, progress: float) -> Array:
+        actions = self.learner.act(inputs, deterministic=False).cpu().numpy()
+        if self._noise > 0 and not self.spec.is_discrete:
+            noise = self.rng.normal(scale=self._noise, size=actions.shape)
+            actions = np.clip(actions + noise, -1.0, 1.0).astype(np.float32)
+        probability = self._random_prob(progress)
+        if probability > 0:
+            chosen = self.rng.random(self.num_envs) < probability
+            actions = np.where(chosen[:, None], self._random_actions(), actions)
+        return actions
+
+    def _random_actions(self) -> Array:
+        shape = (self.num_envs, self.spec.action_dim)
+        if self.spec.num_actions is not None:
+            return self.rng.integers(self.spec.num_actions, size=shape).astype(np.float32)
+        return self.rng.uniform(-1.0, 1.0, size=shape).astype(np.float32)
+
+    def _finish(self, done: Array, infos: dict[str, Any]) -> None:
+        """Record the episodes that ended and start the next ones."""
+        for index in np.flatnonzero(done):
+            success = _success(infos, int(index))
+            self.finished.append(EpisodeRecord(float(self._returns[index]), len(self._actions[index]), success))
+            self._actions[index] = []
+        self._episodes[done] += 1
+        self._returns[done] = 0.0
+        self._observations = self._reset(done)
+
+    def _reset(self, mask: Array) -> Observation:
+        """Reset the environments in ``mask``, each with the seed of its episode; the others' observations stay."""
+        seeds = [episode_seed(self.seed, index, int(episode)) for index, episode in enumerate(self._episodes)]
+        observations, _ = self.envs.reset(seed=cast(Any, seeds), options={"reset_mask": mask})
+        return observations  # type: ignore[no-any-return]
+
+    def _replay_open_episodes(self) -> Observation:
+        """Start the open episodes again and repeat their actions.
+
+        All environments step together, so each begins as late as its number of actions allows and all end at once.
+        Until its own start an environment idles along; whatever happens to it then is undone by its reset.
+        """
+        lengths = np.array([len(actions) for actions in self._actions])
+        longest = int(lengths.max())
+        observations = self._reset(np.ones(self.num_envs, bool))
+        idle = np.zeros(self.spec.action_dim, np.float32)
+        for step in range(longest):
+            begins = lengths == longest - step
+            if step > 0 and begins.any():
+                self._reset(begins)
+            position = [step - (longest - int(length)) for length in lengths]
+            actions = np.stack([self._actions[i][t] if t >= 0 else idle for i, t in enumerate(position)])
+            observations, _, terminated, truncated, _ = self.envs.step(self.spec.to_env(actions))
+            ended = (terminated | truncated) & (step < longest - 1)
+            if ended.any():
+                self._reset(ended)
+        if (lengths == 0).any():
+            observations = self._reset(lengths == 0)
+        return observations
+
+    def _flat(self, observations: Observation) -> Array:
+        if isinstance(observations, dict):
+            return flatten_goal_observation(observations)
+        return np.asarray(observations, dtype=np.float32)
+
+
+def _success(infos: dict[str, Any], index: int) -> bool | None:
+    """Return one environment's success from a vector environment's infos."""
+    for key in SUCCESS_KEYS:
+        if key in infos and (f"_{key}" not in infos or infos[f"_{key}"][index]):
+            return bool(infos[key][index])
+    return None

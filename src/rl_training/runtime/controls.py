@@ -1,0 +1,101 @@
+"""What steers the loop: its settings, its state, its result, and when to stop early."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from rl_training.config import Settings
+from rl_training.runtime.schedules import Schedule
+
+INTERRUPTED = "interrupted"
+"""How the ``stop_reason`` of a run that a signal ended begins."""
+
+
+class EarlyStoppingConfig(Settings):
+    """When to stop before the budget is used up; every condition looks at evaluations."""
+
+    patience: int | None = Field(None, ge=1, description="evaluations without improvement after which to stop")
+    min_delta: float = Field(0.0, ge=0, description="gain in mean reward or success rate that counts as improvement")
+    reward_threshold: float | None = Field(None, description="stop when eval/mean_reward reaches this")
+    success_threshold: float | None = Field(None, ge=0, le=1, description="stop when eval/success_rate reaches this")
+
+    @model_validator(mode="after")
+    def _some_condition(self) -> EarlyStoppingConfig:
+        if self.patience is None and self.reward_threshold is None and self.success_threshold is None:
+            raise ValueError("early_stopping needs patience, reward_threshold or success_threshold")
+        return self
+
+
+class LoopSettings(Settings):
+    """Settings of the training loop. Steps are environment transitions over all environments."""
+
+    learning_starts: int = Field(1_000, ge=0, description="transitions collected, with random actions, before learning")
+    train_frequency: int = Field(1, ge=1, description="transitions between two phases of learning")
+    gradient_updates_per_step: float = Field(1.0, gt=0, description="updates per transition (the update-to-data ratio)")
+    max_updates: int | None = Field(
+        None, ge=1, description="stop after this many updates; unset: total_timesteps decides"
+    )
+    eval_interval: int | None = Field(5_000, ge=1, description="steps between evaluations; null: only one, at the end")
+    checkpoint_interval: int | None = Field(
+        10_000, ge=1, description="steps between checkpoints; null: only at the end"
+    )
+    keep_checkpoints: int = Field(2, ge=2, description="checkpoints kept, besides the best")
+    log_interval: int = Field(500, ge=1, description="steps between two lines of metrics.csv")
+    early_stopping: EarlyStoppingConfig | None = Field(None, description="when to stop before the budget is used up")
+    lr_schedule: Schedule | None = Field(
+        None, description="factor of the learning rates: constant, linear, cosine, warmup"
+    )
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands. ``update_count`` counts updates; ``global_step`` transitions over all environments."""
+
+    global_step: int = 0
+    update_count: int = 0
+    should_stop: bool = False
+    stop_reason: str | None = None
+    best_score: tuple[float, float] | None = None
+    """Success rate (0 where none is reported) and mean reward of the best evaluation."""
+    last_evaluation: dict[str, float] = field(default_factory=dict)
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to end after the step it is at; the first reason stands."""
+        if not self.should_stop:
+            self.should_stop, self.stop_reason = True, reason
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal, not the run itself, asked for the stop."""
+        return (self.stop_reason or "").startswith(INTERRUPTED)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run goes on from. That the run was stopped is not part of it."""
+        return {**asdict(self), "should_stop": False, "stop_reason": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        for key, value in state.items():
+            setattr(self, key, tuple(value) if isinstance(value, list) else value)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    run_dir: Path
+    status: str
+    """``completed``, ``stopped`` (early stopping) or ``interrupted`` (a signal)."""
+    stop_reason: str
+    global_step: int
+    update_count: int
+    metrics: dict[str, float]
+    """The last evaluation, and the best one's score."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {**asdict(self), "run_dir": str(self.run_dir)}

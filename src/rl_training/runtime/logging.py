@@ -1,0 +1,72 @@
+"""Metrics on disk: ``metrics.csv`` and TensorBoard events."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+STEP, UPDATES = "global_step", "update_count"
+
+
+class MetricsLogger:
+    """Collects metrics by name and writes them as one row per step."""
+
+    def __init__(self, run_dir: Path, *, resume_at: int | None = None) -> None:
+        """Open the logs of a run; ``resume_at`` cuts off what was logged after that step."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
+
+        self.path = run_dir / "metrics.csv"
+        self._pending: dict[str, float] = {}
+        rows = read_metrics(self.path) if resume_at is not None else []
+        self._rows = [row for row in rows if resume_at is None or row[STEP] <= resume_at]
+        self._columns = [STEP, UPDATES]
+        for row in self._rows:
+            self._add_columns(row)
+        self._rewrite()
+        self._tensorboard: Any = SummaryWriter(str(run_dir), purge_step=None if resume_at is None else resume_at + 1)
+
+    def record(self, metrics: dict[str, float]) -> None:
+        """Add values to the row that the next ``flush`` writes."""
+        self._pending.update(metrics)
+
+    def flush(self, global_step: int, update_count: int) -> dict[str, float]:
+        """Write what was recorded as one row and return it."""
+        row, self._pending = {STEP: global_step, UPDATES: update_count, **self._pending}, {}
+        self._rows.append(row)
+        if self._add_columns(row):
+            self._rewrite()
+        else:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        for name, value in row.items():
+            if name not in (STEP, UPDATES):
+                self._tensorboard.add_scalar(name, value, global_step)
+        return row
+
+    def close(self) -> None:
+        """Close the logs."""
+        self._tensorboard.close()
+
+    def _add_columns(self, row: dict[str, float]) -> bool:
+        new = [name for name in row if name not in self._columns]
+        self._columns += new
+        return bool(new)
+
+    def _rewrite(self) -> None:
+        """Write the whole file anew, through a temporary one; only when a metric appears for the first time."""
+        temporary = self.path.with_suffix(".tmp")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+        temporary.replace(self.path)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a ``metrics.csv``, without its empty cells."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return [{**row, STEP: int(row[STEP]), UPDATES: int(row[UPDATES])} for row in rows]

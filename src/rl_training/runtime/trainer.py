@@ -1,0 +1,250 @@
+"""The loop: collect → sample → update → callbacks → evaluate → checkpoint. There is no other."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl_training.algorithms.base import Learner
+from rl_training.data.row_ring import RowRing
+from rl_training.errors import CheckpointError
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpointing import CheckpointStore
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.controls import LoopSettings, TrainerState
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.logging import MetricsLogger
+from rl_training.types import Batch, Metrics
+
+
+class Experience(Protocol):
+    """A buffer: it takes transitions, and answers ``sample``."""
+
+    ring: RowRing
+
+    @property
+    def oldest_row(self) -> int:
+        """The number of the oldest row that is still needed."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def add(self, *transition: Any) -> None:
+        """Store one transition of each environment."""
+        ...
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw a minibatch."""
+        ...
+
+    def discard_open_episode(self, env_index: int) -> None:
+        """Forget the unfinished episode of one environment."""
+        ...
+
+    def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
+        """Return what ``load_state_dict`` needs."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        ...
+
+
+class Trainer:
+    """Trains one learner on one experience until a budget is used up or something asks it to stop."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        learner: Learner,
+        experience: Experience,
+        collector: Collector,
+        evaluator: Evaluator,
+        settings: LoopSettings,
+        batch_size: int,
+        total_steps: int,
+        store: CheckpointStore,
+        logger: MetricsLogger,
+        about: dict[str, Any],
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.name, self.learner, self.experience = name, learner, experience
+        self.collector, self.evaluator = collector, evaluator
+        self.settings, self.batch_size, self.total_steps = settings, batch_size, total_steps
+        self.store, self.logger, self.callbacks = store, logger, list(callbacks)
+        self.about = about
+        self.state = TrainerState()
+        self._train_metrics: Metrics = {}
+        self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
+
+    def run(self) -> None:
+        """Train to the end. Whatever happens, callbacks and logs are closed properly."""
+        self._check_budget()  # a finished run that is resumed has nothing left to do
+        self._restart_clock()
+        for callback in self.callbacks:
+            callback.on_training_start(self)
+        try:
+            while not self.state.should_stop:
+                before = self.state.global_step
+                self._collect()
+                self._learn()
+                self._check_budget()
+                for callback in self.callbacks:
+                    callback.on_step(self)
+                self._report_and_save(before)
+        finally:
+            for callback in self.callbacks:
+                callback.on_training_end(self)
+            self.collector.close()
+            self.evaluator.close()
+            self.logger.close()
+
+    def restore(self) -> None:
+        """Go on from the latest checkpoint: everything that decides the steps to come is put back."""
+        state, _ = self.store.load()
+        try:
+            self.learner.load_training_state(state["learner"])
+            self.experience.load_state_dict(state["experience"])
+            self.store.load_rows(self.experience.ring)
+            self.state.load_state_dict(state["trainer"]["state"])
+            self._train_metrics = dict(state["trainer"]["train_metrics"])
+            for callback, saved in zip(self._stateful_callbacks(), state["trainer"]["callbacks"], strict=True):
+                callback.load_state_dict(saved)
+            changed = self.collector.load_state_dict(state["collector"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this run's configuration: {error}") from error
+        for index in changed:
+            self.experience.discard_open_episode(index)
+        if changed:
+            warnings.warn(
+                f"environments {changed} did not repeat their open episode, so they are not deterministic: this resume"
+                " is not exact, and a fresh episode was started there",
+                stacklevel=2,
+            )
+
+    def rollout_metrics(self) -> dict[str, float]:
+        """Return the mean return, length and success rate of the last 100 finished episodes."""
+        records = self.collector.finished
+        if not records:
+            return {}
+        metrics = {
+            "rollout/ep_rew_mean": float(np.mean([record.reward for record in records])),
+            "rollout/ep_len_mean": float(np.mean([record.length for record in records])),
+        }
+        successes = [record.success for record in records if record.success is not None]
+        if successes:
+            metrics["rollout/success_rate"] = float(np.mean(successes))
+        return metrics
+
+    @property
+    def progress(self) -> float:
+        """The share of the budget that is used up."""
+        share = self.state.global_step / self.total_steps
+        if self.settings.max_updates is not None:
+            share = max(share, self.state.update_count / self.settings.max_updates)
+        return min(1.0, share)
+
+    def _collect(self) -> None:
+        random = self.state.global_step < self.settings.learning_starts
+        self.experience.add(*self.collector.step(self.progress, random))
+        self.state.global_step += self.collector.num_envs
+
+    def _learn(self) -> None:
+        """Do the updates that are due at this step, none of which waits for the device."""
+        updates = self._updates_due()
+        if updates > 0 and self.settings.lr_schedule is not None:
+            self.learner.scale_learning_rates(self.settings.lr_schedule(self.progress))
+        for _ in range(updates):
+            self._train_metrics.update(self.learner.update(self.experience.sample(self.batch_size)))
+            self.state.update_count += 1
+
+    def _updates_due(self) -> int:
+        """Return how far the updates are behind what the transitions so far ask for.
+
+        It follows from the counters alone, so nothing is lost or done twice when a run is resumed, and a fraction of an
+        update per step adds up.
+        """
+        settings, step = self.settings, self.state.global_step
+        trained_until = step - step % settings.train_frequency
+        if trained_until <= settings.learning_starts or len(self.experience) == 0:
+            return 0
+        wanted = math.floor((trained_until - settings.learning_starts) * settings.gradient_updates_per_step)
+        if settings.max_updates is not None:
+            wanted = min(wanted, settings.max_updates)
+        return wanted - self.state.update_count
+
+    def _check_budget(self) -> None:
+        if self.settings.max_updates is not None and self.state.update_count >= self.settings.max_updates:
+            self.state.stop("max_updates")
+        if self.state.global_step >= self.total_steps:
+            self.state.stop("total_timesteps")
+
+    def _report_and_save(self, before: int) -> None:
+        """Evaluate, log and checkpoint where an interval was completed, and always at the end."""
+        settings, state = self.settings, self.state
+        # An interrupted run reports nothing of its own: once resumed, its log is that of a run that never stopped.
+        finishing = state.should_stop and not state.interrupted
+        evaluating = finishing or self._crossed(before, settings.eval_interval)
+        is_best = evaluating and self._evaluate()
+        if evaluating or self._crossed(before, settings.log_interval):
+            self._log()
+        if state.should_stop or is_best or self._crossed(before, settings.checkpoint_interval):
+            self.save(best=is_best)
+
+    def _evaluate(self) -> bool:
+        """Evaluate and return whether this is the best policy so far."""
+        metrics = self.evaluator.run(self.learner)
+        state = self.state
+        state.last_evaluation = metrics
+        self.logger.record(metrics)
+        for callback in self.callbacks:
+            callback.on_evaluation(self, metrics)
+        score = (metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"])
+        is_best = state.best_score is None or score > state.best_score
+        if is_best:
+            state.best_score = score
+        return is_best
+
+    def save(self, *, best: bool = False) -> None:
+        """Write a checkpoint of everything ``restore`` needs."""
+        state = {
+            "learner": self.learner.training_state(),
+            "experience": self.experience.state_dict(with_rows=False),
+            "collector": self.collector.state_dict(),
+            "trainer": {
+                "state": self.state.state_dict(),
+                "train_metrics": self._train_metrics,
+                "callbacks": [callback.state_dict() for callback in self._stateful_callbacks()],
+            },
+        }
+        counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
+        self.store.save(state, {**self.about, **counters}, self.experience, best=best)
+
+    def _stateful_callbacks(self) -> list[Callback]:
+        return [callback for callback in self.callbacks if callback.state_dict()]
+
+    def _log(self) -> None:
+        """Write a row of metrics; here, and only here, the device is waited for."""
+        elapsed = max(time.perf_counter() - self._clock, 1e-9)
+        state = self.state
+        metrics = {name: float(value) for name, value in self._train_metrics.items()}
+        metrics |= self.rollout_metrics()
+        metrics["time/fps"] = (state.global_step - self._clock_step) / elapsed
+        metrics["time/updates_per_second"] = (state.update_count - self._clock_updates) / elapsed
+        self.logger.record(metrics)
+        self.logger.flush(state.global_step, state.update_count)
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        self._clock = time.perf_counter()
+        self._clock_step, self._clock_updates = self.state.global_step, self.state.update_count
+
+    def _crossed(self, before: int, interval: int | None) -> bool:
+        """Return whether this step completed an interval."""
+        return interval is not None and self.state.global_step // interval > before // interval

@@ -1,0 +1,89 @@
+"""The few values that every layer passes around."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+Metrics: TypeAlias = dict[str, Tensor]
+"""What ``Learner.update`` reports: tensors until they are logged, so that no update waits for the device."""
+
+Observation: TypeAlias = "np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]"
+"""An array, or a goal dictionary with ``observation``, ``achieved_goal`` and ``desired_goal``."""
+
+
+class Batch(NamedTuple):
+    """One minibatch of B transitions, as a learner sees it (goal tasks: observation and desired goal, concatenated)."""
+
+    observations: Tensor
+    """``[B, policy_dim]``"""
+    actions: Tensor
+    """``[B, action_dim]`` in [-1, 1]; for discrete actions ``[B, 1]``, the index."""
+    rewards: Tensor
+    """``[B]``"""
+    next_observations: Tensor
+    """``[B, policy_dim]``, the true next observation also where the episode ended."""
+    terminated: Tensor
+    """``[B]``, 1.0 where the task ended. A time-out is not a termination: its value is bootstrapped."""
+
+
+@dataclass(frozen=True)
+class SpaceSpec:
+    """The sizes and bounds a learner and a buffer need to know of a task.
+
+    Actions live in [-1, 1] everywhere inside the package; ``to_env`` and ``to_policy`` convert at its border.
+    """
+
+    observation_dim: int
+    action_dim: int
+    """Size of a continuous action; 1 for discrete actions."""
+    goal_dim: int = 0
+    """0 for a task without goals."""
+    num_actions: int | None = None
+    """The number of discrete actions; None for continuous ones."""
+    action_low: tuple[float, ...] | None = None
+    action_high: tuple[float, ...] | None = None
+    """Bounds in the environment's own units; None means [-1, 1]."""
+    reward_range: tuple[float, float] | None = None
+    """Smallest and largest reward the learner can see, where known: it bounds the values that are bootstrapped."""
+
+    @property
+    def policy_dim(self) -> int:
+        """The size of what a policy sees: the observation and, in goal tasks, the desired goal."""
+        return self.observation_dim + self.goal_dim
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether actions are indices rather than vectors."""
+        return self.num_actions is not None
+
+    def to_env(self, actions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Convert ``[..., action_dim]`` policy actions to what the environment's ``step`` takes."""
+        if self.is_discrete:
+            return np.asarray(actions[..., 0], dtype=np.int64)
+        if self.action_low is None or self.action_high is None:
+            return actions
+        low, high = np.asarray(self.action_low, np.float32), np.asarray(self.action_high, np.float32)
+        return np.asarray(np.clip(low + (actions + 1.0) * 0.5 * (high - low), low, high), np.float32)
+
+    def to_policy(self, actions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Convert environment actions to ``[..., action_dim]`` policy actions."""
+        if self.is_discrete:
+            return np.asarray(actions, dtype=np.float32)[..., None]
+        if self.action_low is None or self.action_high is None:
+            return np.asarray(np.clip(actions, -1.0, 1.0), np.float32)
+        low, high = np.asarray(self.action_low, np.float32), np.asarray(self.action_high, np.float32)
+        return np.asarray(np.clip(2.0 * (actions - low) / (high - low) - 1.0, -1.0, 1.0), np.float32)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values, for a checkpoint's manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> SpaceSpec:
+        """Rebuild what ``to_json`` wrote."""
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+        return cls(**values)
