@@ -1,7 +1,7 @@
 """Checkpoints: complete, without pickle, and never half-written.
 
-A run's ``checkpoints/<step>-<updates>/`` has ``manifest.json`` and one safetensors file for each part of the state
 A run's ``checkpoints/<step>-<updates>/`` holds ``manifest.json`` and a safetensors file for each part of the state
+(``learner``, ``collector``, …); the files ``latest`` and ``best`` beside it name one each. Replay rows lie in
 ``replay/`` as immutable segments that checkpoints share, so that a checkpoint costs what is new since the last one.
 Everything is written under a temporary name, flushed and renamed; the manifest carries sizes and checksums.
 """
