@@ -2,6 +2,9 @@
 
 Critic:  y = r + γ (1 - terminated) · min_i Q'_i(s', π'(s') + clipped noise),   L = Σ_i mean (Q_i(s, a) - y)²
 Actor:   L = -mean Q_1(s, π(s)), every ``policy_delay`` critic updates, together with the targets.
+
+In goal tasks the actor's output before its tanh is held back by a small penalty, as HER's authors did with the action
+itself: a saturated actor gets no gradient, and now and then a seed is stuck there for good.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ class TD3Settings(ActorCriticSettings):
     policy_delay: int = Field(2, ge=1, description="critic updates for each update of the actor and the targets")
     target_noise: float = Field(0.2, ge=0, description="deviation of the noise on the target's action")
     target_noise_clip: float = Field(0.5, ge=0, description="largest absolute noise on the target's action")
+    saturation_penalty: float | None = Field(
+        None, ge=0, description="weight of the squared actor output before tanh; unset: 0.01 in goal tasks, else 0"
+    )
 
 
 class TD3(ActorCritic):
@@ -33,6 +39,11 @@ class TD3(ActorCritic):
     settings: TD3Settings
     Model = MLPDDPGModel
     exploration_noise = 0.1
+
+    def _build(self, generator: torch.Generator) -> None:
+        super()._build(generator)
+        penalty, goal_task = self.settings.saturation_penalty, self.spec.goal_dim > 0
+        self.saturation_penalty = (0.01 if goal_task else 0.0) if penalty is None else penalty
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the temporal-difference error of all critics."""
@@ -48,8 +59,12 @@ class TD3(ActorCritic):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return minus the first critic's value of the policy's own actions."""
-        loss = -self.model.critic(batch.observations, self.model.actor(batch.observations))[0].mean()
-        return loss, {"train/actor_loss": loss.detach()}
+        raw_actions = self.model.actor.mlp(batch.observations)
+        loss = -self.model.critic(batch.observations, torch.tanh(raw_actions))[0].mean()
+        metrics = {"train/actor_loss": loss.detach()}
+        if self.saturation_penalty > 0:
+            loss = loss + self.saturation_penalty * raw_actions.square().mean()
+        return loss, metrics
 
     def _update(self, batch: Batch) -> Metrics:
         loss, metrics = self.critic_loss(batch)

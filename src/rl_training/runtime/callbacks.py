@@ -101,17 +101,9 @@ class ProgressCallback(Callback):
         self._bar.start()
 
     def on_step(self, trainer: Trainer) -> None:
-        """Move the bar."""
+        """Move the bar, at most ten times a second."""
         if self._console.is_terminal and time.monotonic() - self._shown_at > 0.1:
-            self._shown_at = time.monotonic()
-            rollout = trainer.rollout_metrics()
-            parts = [
-                f"{label} {rollout[name]:.2f}"
-                for label, name in (("success", "rollout/success_rate"), ("return", "rollout/ep_rew_mean"))
-                if name in rollout
-            ]
-            status = "  ".join([*parts, self._evaluation])
-            self._bar.update(self._task, completed=trainer.state.global_step, status=status)
+            self._show(trainer)
 
     def on_evaluation(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Show the evaluation in the bar, or as a line."""
@@ -127,5 +119,17 @@ class ProgressCallback(Callback):
             )
 
     def on_training_end(self, trainer: Trainer) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar as it stands at the end."""
+        self._show(trainer)
         self._bar.stop()
+
+    def _show(self, trainer: Trainer) -> None:
+        self._shown_at = time.monotonic()
+        rollout = trainer.rollout_metrics()
+        parts = [
+            f"{label} {rollout[name]:.2f}"
+            for label, name in (("success", "rollout/success_rate"), ("return", "rollout/ep_rew_mean"))
+            if name in rollout
+        ]
+        status = "  ".join([*parts, self._evaluation])
+        self._bar.update(self._task, completed=trainer.state.global_step, status=status)

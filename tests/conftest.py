@@ -1,0 +1,48 @@
+"""Shared set-up: one torch thread, and small helpers for building tiny runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MUJOCO_GL", "disabled")
+
+import torch
+
+from rl_training.config import TrainConfig, parse_config
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny_config(tmp_path: Path):
+    """Return a function that makes a configuration small enough to train in a second."""
+
+    def make(algo: str = "her", env_id: str | None = None, **changes: Any) -> TrainConfig:
+        algo_kwargs = {
+            "hidden_sizes": [16, 16],
+            "batch_size": 16,
+            "buffer_capacity": 2000,
+            "learning_starts": 100,
+            "eval_interval": 150,
+            "checkpoint_interval": 100,
+            "log_interval": 50,
+            **changes.pop("algo_kwargs", {}),
+        }
+        default_env = {"her": "rl_training/PointGoal1D-v0", "dqn": "CartPole-v1"}.get(algo, "Pendulum-v1")
+        values = {
+            "algo": algo,
+            "env_id": env_id or default_env,
+            "total_timesteps": 300,
+            "eval_episodes": 2,
+            "output_dir": str(tmp_path / "runs"),
+            "algo_kwargs": algo_kwargs,
+            **changes,
+        }
+        return parse_config(values)
+
+    return make

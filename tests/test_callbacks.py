@@ -1,0 +1,123 @@
+"""Callbacks: when they are called, that they can end a run, and the ones that ship."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from rl_training.runtime import Callback, EarlyStoppingCallback, EarlyStoppingConfig, TrainerState, train_her
+from rl_training.runtime.callbacks import ProgressCallback
+
+
+class Record(Callback):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_training_start(self, trainer):
+        self.calls.append("start")
+
+    def on_step(self, trainer):
+        self.calls.append(f"step {trainer.state.global_step}")
+
+    def on_evaluation(self, trainer, metrics):
+        self.calls.append(f"evaluation {trainer.state.global_step}")
+        assert metrics["eval/mean_reward"] <= 0
+
+    def on_training_end(self, trainer):
+        self.calls.append("end")
+
+
+class StopAfter(Callback):
+    def on_step(self, trainer):
+        if trainer.state.global_step == 120:
+            trainer.state.stop("enough")
+
+
+class Fail(Callback):
+    def on_step(self, trainer):
+        raise RuntimeError("broken callback")
+
+
+class Scored:
+    """The part of a trainer that early stopping looks at."""
+
+    def __init__(self) -> None:
+        self.state = TrainerState()
+
+
+def test_callbacks_are_called_in_order(tiny_config):
+    record = Record()
+    train_her(tiny_config("her"), callbacks=[record])
+    assert record.calls[0] == "start"
+    assert record.calls[-1] == "end"
+    assert [call for call in record.calls if call.startswith("evaluation")] == ["evaluation 150", "evaluation 300"]
+    assert record.calls.index("step 150") + 1 == record.calls.index("evaluation 150")
+    assert len([call for call in record.calls if call.startswith("step")]) == 300
+
+
+def test_a_callback_can_end_a_run(tiny_config):
+    result = train_her(tiny_config("her"), callbacks=[StopAfter()])
+    assert (result.stop_reason, result.global_step, result.status) == ("enough", 120, "completed")
+
+
+def test_callbacks_are_told_of_the_end_even_when_training_fails(tiny_config):
+    record = Record()
+    with pytest.raises(RuntimeError, match="broken callback"):
+        train_her(tiny_config("her"), callbacks=[record, Fail()])
+    assert record.calls[-1] == "end"
+
+
+def test_early_stopping_counts_evaluations_without_improvement():
+    trainer, callback = Scored(), EarlyStoppingCallback(EarlyStoppingConfig(patience=2, min_delta=0.5))
+    for reward in (1.0, 2.0, 2.3, 3.0):
+        callback.on_evaluation(trainer, {"eval/mean_reward": reward})
+    assert not trainer.state.should_stop
+    callback.on_evaluation(trainer, {"eval/mean_reward": 3.4})
+    copy = EarlyStoppingCallback(callback.config)
+    copy.load_state_dict(callback.state_dict())
+    copy.on_evaluation(trainer, {"eval/mean_reward": 3.5})
+    assert trainer.state.stop_reason == "early stopping: no improvement in 2 evaluations"
+
+
+def test_early_stopping_takes_either_measure_as_improvement():
+    trainer, callback = Scored(), EarlyStoppingCallback(EarlyStoppingConfig(patience=1))
+    callback.on_evaluation(trainer, {"eval/mean_reward": -5.0, "eval/success_rate": 0.1})
+    callback.on_evaluation(trainer, {"eval/mean_reward": -6.0, "eval/success_rate": 0.2})
+    assert not trainer.state.should_stop
+    callback.on_evaluation(trainer, {"eval/mean_reward": -5.0, "eval/success_rate": 0.2})
+    assert trainer.state.should_stop
+
+
+def test_early_stopping_at_a_success_rate():
+    trainer, callback = Scored(), EarlyStoppingCallback(EarlyStoppingConfig(success_threshold=0.9))
+    callback.on_evaluation(trainer, {"eval/mean_reward": -5.0, "eval/success_rate": 0.89})
+    assert not trainer.state.should_stop
+    callback.on_evaluation(trainer, {"eval/mean_reward": -5.0, "eval/success_rate": 0.9})
+    assert trainer.state.stop_reason == "early stopping: eval/success_rate 0.9 reached 0.9"
+
+
+def test_progress_prints_a_line_per_evaluation_where_there_is_no_terminal(tiny_config, capsys):
+    train_her(tiny_config("her"), callbacks=[ProgressCallback()])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("step 150 of 300, updates 50: success 0.")
+
+
+def test_progress_shows_a_bar_on_a_terminal(tiny_config, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("CI", raising=False)
+    train_her(tiny_config("her"), callbacks=[ProgressCallback()])
+    shown = terminal.getvalue()
+    assert "300/300" in shown
+    assert "eval success" in shown

@@ -1,0 +1,225 @@
+"""The documentation is true: its commands and snippets run, its tables and links are up to date.
+
+Commands run in this process, through the same entry point as ``rl-training``, because importing torch once for each of
+them would take most of the time. Steps, warm-up, batch size and evaluation episodes are cut; the rest of a command or
+snippet is run as it is written. ``text`` blocks, which show output, are not compared with anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from rl_training import cli
+from rl_training.config import PRESET_DIR, load_config, preset_names
+from rl_training.experiment.registry import RECIPES, read_config
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+TINY = ["total_timesteps=120", "algo_kwargs.learning_starts=100", "eval_episodes=1", "algo_kwargs.batch_size=32"]
+SHORT = 1_020
+"""Steps of a run in Python: a few more than the presets collect before they learn."""
+
+
+class Block(NamedTuple):
+    """A fenced block: the page it is on, its language and its text."""
+
+    page: str
+    language: str
+    text: str
+
+    @property
+    def file_name(self) -> str | None:
+        """The file that the block's first line says it is, such as ``# reach.yaml``."""
+        match = re.match(r"# ([\w.]+\.(?:yaml|py))\n", self.text)
+        return match[1] if match else None
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [Block(page, *match) for match in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
+
+
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A working folder that holds the files the page shows."""
+    for block in blocks(request.getfixturevalue("page")):
+        if block.file_name:
+            (tmp_path / block.file_name).write_text(block.text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_task", None)
+
+
+def rl_training(arguments: list[str], stdin: str = "") -> tuple[int, str]:
+    """Run a command as ``rl-training`` does and return its exit code and stdout."""
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setattr(sys, "argv", ["rl-training", *arguments])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main()
+    code = exit_info.value.code
+    return (code if isinstance(code, int) else int(bool(code))), output.getvalue()
+
+
+def point_reach_run(folder: Path) -> Path:
+    """Return what ``RUN`` stands for: the newest run of her/point_reach, made here where the page has trained none."""
+    if not list(folder.glob("runs/her-point_reach-*")):
+        rl_training(["train", "her/point_reach", *(part for setting in TINY for part in ("--set", setting))])
+    return max(folder.glob("runs/her-point_reach-*"), key=lambda run: run.stat().st_mtime_ns)
+
+
+def run_line(line: str, folder: Path) -> None:
+    """Run or check one line of a bash block."""
+    expected = int(match[1]) if (match := re.search(r"# exits with (\d)", line)) else 0
+    piped = re.match(r"echo '(.*)' \| (.*)", line)
+    stdin, line = (piped[1] + "\n", piped[2]) if piped else ("", line)
+    words = shlex.split(line, comments=True)
+    if words[:3] == ["python", "-m", "rl_training"]:
+        words = ["rl-training", *words[3:]]
+    if words[0] != "rl-training":
+        check_other_command(words)
+        return
+    if "--video" in words and importlib.util.find_spec("imageio_ffmpeg") is None:
+        return  # the extra `video` is not installed
+    arguments = [re.sub(r"^RUN\b", lambda _: str(point_reach_run(folder)), word) for word in words[1:]]
+    if arguments[0] == "train":
+        arguments += [part for setting in TINY for part in ("--set", setting)]
+    if "--episodes" in arguments:
+        arguments[arguments.index("--episodes") + 1] = "1"
+    code, output = rl_training(arguments, stdin)
+    assert code == expected, f"{line}: exit code {code}, {output}"
+    if "--json" in arguments:
+        assert isinstance(json.loads(output), dict), line
+
+
+def check_other_command(words: list[str]) -> None:
+    """Check what a test cannot run: a make target must exist, an extra must be declared."""
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    elif words[:2] == ["pip", "install"]:
+        project = (ROOT / "pyproject.toml").read_text()
+        extras = re.search(r"\[(.*)\]", " ".join(words[2:]))
+        assert extras is not None, words
+        for extra in extras[1].split(","):
+            assert re.search(rf"^{extra} = \[", project, re.MULTILINE), f"no extra {extra!r}"
+    else:
+        pytest.fail(f"a command that nothing checks: {shlex.join(words)}")
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in ALL_BLOCKS if block.language == "bash"}))
+def test_commands_run(page: str, folder: Path) -> None:
+    for block in blocks(page):
+        if block.language == "bash":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if line.strip() and not line.startswith("#"):
+                    run_line(line, folder)
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in ALL_BLOCKS if block.language == "python"}))
+def test_python_snippets_run(page: str, folder: Path) -> None:
+    """The snippets of a page run in order, in one namespace, as a reader would try them."""
+    namespace: dict[str, object] = {"__name__": "snippet"}
+    for block in blocks(page):
+        if block.language == "python" and block.file_name is None:
+            text = block.text.replace(".learn()", ".learn(progress_bar=False)")
+            text = text.replace(".learn(", f".learn(total_timesteps={SHORT}, ")
+            text = re.sub(r"(total_timesteps\W{1,3})\d+", rf"\g<1>{SHORT}", text)
+            text = re.sub(r"(episodes=)\d+", r"\g<1>1", text)
+            exec(compile(text, f"{page}:\n{text}", "exec"), namespace)
+
+
+@pytest.mark.parametrize("block", [block for block in ALL_BLOCKS if block.language == "yaml"], ids=lambda b: b.page)
+def test_yaml_is_a_valid_configuration(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(block.text)
+    read_config(file)
+
+
+def test_blocks_are_of_a_known_language() -> None:
+    assert {block.language for block in ALL_BLOCKS} == {"bash", "python", "yaml", "text"}
+    for page in PAGES:
+        fences = re.findall(r"^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(fences) == 2 * len(blocks(page)), f"{page}: a fence without a language, or without an end"
+
+
+def test_the_module_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "rl_training", "presets"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert [line.split()[0] for line in answer.stdout.splitlines()] == preset_names()
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_settings", ROOT / "docs" / "generate_settings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_of_settings_are_up_to_date(generator: ModuleType) -> None:
+    text = generator.PAGE.read_text(encoding="utf-8")
+    assert generator.render(text) == text, "run python docs/generate_settings.py"
+
+
+@pytest.mark.parametrize("algo", sorted(RECIPES))
+def test_every_setting_is_documented(algo: str, generator: ModuleType) -> None:
+    documented = set(re.findall(r"^\| `(\w+)` \|", generator.PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    backends = ["ddpg", "td3", "sac", "dqn"] if algo == "her" else [None]
+    for backend in backends:
+        preset = next(name for name in preset_names() if name.startswith(f"{algo}/"))
+        config = load_config(preset, [f"algo_kwargs.backend={backend}"] if backend else [])
+        settings = RECIPES[algo].settings(config)
+        assert set(type(settings).model_fields) <= documented
+
+
+def test_presets_are_in_the_readme() -> None:
+    rows = re.findall(r"^\| `(\w+/\w+)` \| `(.+?)` \| ([\d,]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    configs = {name: load_config(name) for name in preset_names()}
+    assert sorted(rows) == [(name, config.env_id, f"{config.total_timesteps:,}") for name, config in configs.items()]
+    assert (ROOT / "configs").resolve() == PRESET_DIR.resolve()
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_relative_links_resolve(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = Path(os.path.normpath(path.parent / name)) if name else path
+        assert file.is_file(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page}: {target}"
+
+
+def test_the_site_lists_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [name for name in PAGES[1:] if f": {Path(name).name}\n" not in navigation] == []

@@ -1,0 +1,53 @@
+"""The package as installed: quick to import, complete, and the same from every door."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import rl_training
+from rl_training.config import PRESET_DIR, preset_names
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_import_alone_loads_nothing_heavy():
+    heavy = "torch gymnasium pydantic plotly tensorboard mujoco typer"
+    out = run(f"import rl_training, sys; print([m for m in '{heavy}'.split() if m in sys.modules])")
+    assert out.strip() == "[]"
+
+
+def test_importing_the_learners_leaves_optional_packages_alone():
+    optional = "gymnasium_robotics mujoco plotly tensorboard imageio typer"
+    out = run(f"import rl_training.runtime, sys; print([m for m in '{optional}'.split() if m in sys.modules])")
+    assert out.strip() == "[]"
+
+
+def test_both_doors_to_the_command_line_are_open():
+    assert any(entry.name == "rl-training" for entry in entry_points(group="console_scripts"))
+    out = subprocess.run([sys.executable, "-m", "rl_training", "presets"], capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in out.stdout.splitlines()] == preset_names()
+
+
+def test_presets_ship_with_the_package_and_configs_is_the_same_folder():
+    assert PRESET_DIR.is_relative_to(Path(rl_training.__file__).parent)
+    assert (ROOT / "configs").resolve() == PRESET_DIR.resolve()
+
+
+def test_the_version_is_in_the_changelog():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert version("rl-training") in changelog or "Unreleased" in changelog
+
+
+def test_no_module_grows_beyond_its_ceiling():
+    lines = {path: len(path.read_text().splitlines()) for path in (ROOT / "src").rglob("*.py")}
+    assert [path.name for path, count in lines.items() if count > 350] == []
+    shared = ("base.py", "__init__.py")
+    algorithms = [path for path in lines if path.parent.name == "algorithms" and path.name not in shared]
+    assert [path.name for path in algorithms if lines[path] > 150] == []
