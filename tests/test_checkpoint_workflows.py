@@ -213,14 +213,15 @@ def test_a_failed_write_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, tin
 
     store, replay = CheckpointStore(tmp_path), ReplayBuffer(SpaceSpec(1, 1), 10)
     state = {"learner": {"weight": torch.ones(3), "count": 1, "array": np.arange(3)}}
-    store.save(state, {"global_step": 1, "update_count": 1}, replay)
+    about = {"config": {}, "spec": {}}
+    store.save(state, {**about, "global_step": 1, "update_count": 1}, replay)
 
     def disk_full(*_args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpointing, "save_file", disk_full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        store.save(state, {"global_step": 2, "update_count": 2}, replay)
+        store.save(state, {**about, "global_step": 2, "update_count": 2}, replay)
     monkeypatch.undo()
     loaded, manifest = CheckpointStore(tmp_path).load()
     assert manifest["global_step"] == 1

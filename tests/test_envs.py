@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import multiprocessing
 import warnings
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.envs import make_env, make_vector_env, space_spec
-from rl_training.errors import ConfigError, EnvError, MissingExtraError
+from rl_training.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
 from rl_training.types import SpaceSpec
 
 POINT_1D, POINT_2D, BITS = "rl_training/PointGoal1D-v0", "rl_training/PointReach2D-v0", "rl_training/BitFlipping-v0"
@@ -186,7 +187,7 @@ class TestRefusals:
     def test_a_misspelt_argument_gets_the_nearest(self, kwargs: dict[str, Any], nearest: str) -> None:
         with pytest.raises((EnvError, ConfigError)) as caught:
             make_env(POINT_2D, kwargs)
-        assert f"env_kwargs.{next(iter(kwargs))}" in str(caught.value)
+        assert next(iter(kwargs)) in str(caught.value)
         assert f"did you mean {nearest!r}?" in str(caught.value)
 
     def test_a_robot_without_the_extra_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ class TestRefusals:
 
     @pytest.mark.skipif(importlib.util.find_spec("Box2D") is not None, reason="Box2D is installed")
     def test_another_missing_package_is_not_called_the_robotics_extra(self) -> None:
-        with pytest.raises(MissingExtraError) as caught:
+        with pytest.raises(RLTrainingError) as caught:
             make_env("CarRacing-v3")
         assert "box2d" in str(caught.value).lower()
         assert "rl-training[robotics]" not in str(caught.value)
@@ -243,7 +244,7 @@ class TestSpaceSpec:
             (spaces.Discrete(5), None, "Discrete(5) is not supported"),
             (spaces.Tuple([box(2), box(2)]), None, "is not supported"),
             (spaces.MultiBinary(4), None, "is not supported"),
-            (spaces.Dict({"observation": box(2), "goal": box(1)}), None, "observation, goal"),
+            (spaces.Dict({"observation": box(2), "goal": box(1)}), None, "found goal, observation"),
             (
                 spaces.Dict({"observation": box(2), "achieved_goal": box(1), "desired_goal": box(2)}),
                 None,
@@ -276,8 +277,6 @@ class TestSpaceSpec:
         assert "ToyEnv" in str(caught.value)
 
     def test_json_round_trip(self) -> None:
-        import json
-
         spec = SpaceSpec(3, 2, 1, action_low=(-1.0, 0.0), action_high=(1.0, 5.0), reward_range=(-1.0, 0.0))
         assert SpaceSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
         discrete = SpaceSpec(3, 1, num_actions=4)
@@ -317,6 +316,7 @@ class TestActions:
         np.testing.assert_array_equal(spec.to_policy(np.array([-9.0])), [-1.0])
         np.testing.assert_array_equal(SpaceSpec(1, 1).to_policy(np.array([-9.0])), [-1.0])
 
+    @settings(deadline=None)
     @given(actions=st.lists(UNIT, min_size=2, max_size=2))
     def test_unit_actions_are_left_as_they_are(self, actions: list[float]) -> None:
         array = np.array(actions, np.float32)
@@ -324,6 +324,7 @@ class TestActions:
         np.testing.assert_array_equal(spec.to_env(array), array)
         np.testing.assert_array_equal(spec.to_policy(array), array)
 
+    @settings(deadline=None)
     @given(indices=st.lists(st.integers(0, 17), min_size=1, max_size=5))
     def test_discrete_actions_lose_and_regain_their_axis(self, indices: list[int]) -> None:
         spec = SpaceSpec(1, 1, num_actions=18)

@@ -75,7 +75,7 @@ def test_the_trained_policy_can_be_loaded_without_its_environment(tiny_config):
 
 
 def test_hindsight_needs_goals(tiny_config, tmp_path):
-    with pytest.raises(EnvError, match="Pendulum-v1: hindsight needs observations with the keys"):
+    with pytest.raises(EnvError, match="env_id 'Pendulum-v1': hindsight needs observations with the keys"):
         train_her(tiny_config("her", "Pendulum-v1"))
     assert not (tmp_path / "runs").exists()
 

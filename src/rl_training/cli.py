@@ -13,8 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rl_training.config import config_path, load_config, preset_names
-from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.config import config_path, load_config, parse_overrides, preset_names
+from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
 
 app = typer.Typer(
     add_completion=False,
@@ -29,6 +29,8 @@ DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or aut
 
 def main() -> NoReturn:
     """Run the command line."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # an env_id such as my_task:Reach-v0 names a module of the current folder
     try:
         app()
     except RLTrainingError as error:
@@ -38,6 +40,17 @@ def main() -> NoReturn:
         print("interrupted", file=sys.stderr)
         sys.exit(3)
     sys.exit(0)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from rl_training.runtime.recipe import package_version
+
+        print(package_version())
+        raise typer.Exit
 
 
 @app.command()
@@ -113,7 +126,7 @@ def evaluate(
     """Play seeded episodes with a trained policy."""
     from rl_training.experiment.manager import EVALUATION_SEED, evaluate_experiment
 
-    run_dir = path if (path / "checkpoints").is_dir() else path.parent
+    run_dir = next((p for p in (path, *path.parents) if (p / "checkpoints").is_dir()), path.parent)
     answer = evaluate_experiment(
         path,
         episodes=episodes,
@@ -147,7 +160,7 @@ def predict(
     learner, _, _ = load_policy(path, device or "cpu")
     if obs != "-" and not Path(obs).is_file():
         raise ConfigError(f"--obs {obs!r}: no such file")
-    lines = sys.stdin if obs == "-" else Path(obs).open(encoding="utf-8")  # noqa: SIM115 (ends with the process)
+    lines = sys.stdin if obs == "-" else Path(obs).open(encoding="utf-8", errors="replace")  # noqa: SIM115
     for number, line in enumerate(lines, start=1):
         if line.strip():
             observation = parse_observation(line, learner.spec, where=f"{obs}, line {number}")
@@ -171,13 +184,18 @@ def presets(name: Annotated[str | None, typer.Argument(help="Show this preset.")
     if name is None:
         for preset in preset_names():
             print(f"{preset:24} {load_config(preset).env_id}")
-    else:
+    elif name in preset_names():
         print(config_path(name).read_text(encoding="utf-8"), end="")
+    else:
+        raise ConfigError(f"no preset {name!r}{did_you_mean(name, preset_names())}")
 
 
 @app.command("check-env")
 def check_env(
     env_id: Annotated[str, typer.Argument(help="A Gymnasium environment id.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="An argument of the environment.", metavar="KEY=VALUE")
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Say whether an environment is fit for hindsight; exit 2 with the reasons where it is not."""
@@ -185,7 +203,7 @@ def check_env(
 
     from rl_training.envs.check import check_env as examine
 
-    found = examine(env_id)
+    found = examine(env_id, parse_overrides(set_ or []))
     if json_:
         print(json.dumps({**asdict(found), "fit_for_her": found.fit_for_her}))
     else:
@@ -195,7 +213,7 @@ def check_env(
             print(f"warning: {warning}")
         print(f"{env_id} is {'fit' if found.fit_for_her else 'not fit'} for HER")
     for problem in found.problems:
-        print(f"error: {env_id}: {problem}", file=sys.stderr)
+        print(f"error: {problem}" if env_id in problem else f"error: {env_id}: {problem}", file=sys.stderr)
     if not found.fit_for_her:
         raise typer.Exit(2)
 
@@ -222,7 +240,7 @@ def _parse_seeds(text: str | None) -> list[int]:
         if first <= last < first + 1000:
             return list(range(first, last + 1))
     if re.fullmatch(r"\d+(,\d+)*", text):
-        return [int(part) for part in text.split(",")]
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     raise ConfigError(f"--seeds {text!r}: expected a range such as 0-4 or a list such as 0,3,7")
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from rl_training.errors import ConfigError, did_you_mean
 
 PRESET_DIR = Path(__file__).parent / "assets" / "configs"
+
+_TYPE_TAGS = {"float", "int", "str", "bool", "constrained"}
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
@@ -25,6 +27,15 @@ class Settings(BaseModel):
     """Base of all settings: typed, immutable, and closed to unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_yes_or_no_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse ``true`` where a number is meant: YAML reads yes, no, on and off as truth values."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("expected a number or text, not true or false")
+        return value
 
 
 class TrainConfig(Settings):
@@ -37,7 +48,7 @@ class TrainConfig(Settings):
     output_dir: Path = Field(Path("runs"), description="folder in which the run's own folder is made")
     device: str = Field("cpu", description="cpu, cuda, cuda:N, or auto (cuda where there is one)")
     num_threads: int = Field(
-        1, ge=1, description="torch threads; more than one helps only while no other process wants the cores"
+        1, ge=1, le=1024, description="torch threads; more than one helps only while no other process wants the cores"
     )
     num_envs: int = Field(1, ge=1, le=4096, description="environments that collect side by side")
     eval_episodes: int = Field(20, ge=1, description="episodes of one evaluation")
@@ -48,16 +59,21 @@ class TrainConfig(Settings):
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that ``load_config`` reads back."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def load_config(source: str | Path, overrides: Iterable[str] = ()) -> TrainConfig:
     """Read a preset (``her/point_reach``) or a YAML file, with ``key.path=value`` overrides on top."""
-    path = config_path(source)
-    values = read_yaml(path)
+    values = read_yaml(config_path(source))
+    return parse_config(parse_overrides(overrides, values), where=str(source))
+
+
+def parse_overrides(overrides: Iterable[str], values: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Set each ``key.path=value`` in ``values``, or in an empty mapping, and return it."""
+    values = {} if values is None else values
     for override in overrides:
         _apply_override(values, override)
-    return parse_config(values, where=str(source))
+    return values
 
 
 def parse_config(values: Mapping[str, Any], where: str = "config") -> TrainConfig:
@@ -119,9 +135,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what ``_Loader`` reads: text that looks like ``1e5`` is quoted."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -136,7 +157,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {key}: {text!r} is not a YAML value") from None
     target = values
     for part in parts[:-1]:
-        child = target.setdefault(part, {})
+        if target.get(part) is None:  # an empty section reads as None
+            target[part] = {}
+        child = target[part]
         if not isinstance(child, dict):
             raise ConfigError(f"--set {key}: {part!r} holds {child!r}, which has no keys below it")
         target = child
@@ -147,29 +170,35 @@ def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str
     """Turn pydantic's findings into one line a key."""
     lines: dict[str, str] = {}
     for finding in error.errors(include_url=False):
-        path = [str(part) for part in finding["loc"]]
-        options = _fields_at(settings_type, path[:-1])
+        # The alternatives of a union are reported one by one, each with a tag in the path that is no field.
+        path = [str(part) for part in finding["loc"] if re.fullmatch(r"\w+", str(part)) and str(part) not in _TYPE_TAGS]
+        key = prefix + (".".join(path) or "value")
         if finding["type"] == "extra_forbidden":
-            key = prefix + ".".join(path)
-            hint = did_you_mean(path[-1], options) or (
-                "" if prefix else "; an algorithm's settings go under algo_kwargs"
+            hint = did_you_mean(path[-1], _fields_at(settings_type, path[:-1]))
+            lines[key] = f"unknown key {key!r}" + (
+                hint or ("" if prefix else "; an algorithm's settings go under algo_kwargs")
             )
-            lines[key] = f"unknown key {key!r}{hint}"
             continue
-        # The alternatives of a union are reported one by one, each with a tag behind the field's own path.
-        field = [part for part in path if re.fullmatch(r"\w+", part) and part not in {"float", "int", "str", "bool"}]
-        key = prefix + (".".join(field) or "value")
         if finding["type"] == "missing":
             lines[key] = f"key {key!r} is required and missing"
             continue
-        expected = finding["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        expected = _plain(finding["msg"])
         if key in lines:
             lines[key] += " or " + expected.removeprefix("expected ")
-        elif finding["type"] == "value_error" and not field:
-            lines[key] = expected
+        elif finding["type"] == "value_error" and not path:
+            named = expected.split(" ")[0] in settings_type.model_fields
+            lines[key] = prefix + expected if named else expected
         else:
             lines[key] = f"{key} = {finding['input']!r}: {expected}"
-    return list(lines.values())
+    # Where something inside a value is wrong, that the value is not a number instead is no news.
+    return [line for key, line in lines.items() if not any(other.startswith(f"{key}.") for other in lines)]
+
+
+def _plain(message: str) -> str:
+    """Say what pydantic says in words that fit a YAML file."""
+    message = re.sub(r" or instance of \w+", "", message.removeprefix("Value error, "))
+    message = message.replace("Input should be", "expected").replace("dictionary", "mapping")
+    return message.replace("Tuple", "the list").replace("tuple", "list")
 
 
 def _fields_at(settings_type: type[BaseModel], path: list[str]) -> list[str]:
@@ -182,3 +211,15 @@ def _fields_at(settings_type: type[BaseModel], path: list[str]) -> list[str]:
         candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
         current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
     return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def differences(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Return the keys, with both values, in which two configurations differ."""
+    found: list[tuple[str, Any, Any]] = []
+    for key in {**then, **now}:
+        old, new = then.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append((f"{prefix}{key}", old, new))
+    return found

@@ -100,7 +100,8 @@ class ManagedAlgorithm:
         )
 
     def resume(self, run_dir: str | Path, *, progress_bar: bool = False) -> TrainResult:
-        """Go on with a run from its latest checkpoint."""
+        """Go on with a run from its latest checkpoint, under the configuration it was started with."""
+        self.config = type(self)(Path(run_dir) / "config.yaml").config
         return self._adopt(resume_experiment(Path(run_dir), progress_bar=progress_bar))
 
     def predict(self, observation: Observation, deterministic: bool = True) -> tuple[NDArray[Any], None]:

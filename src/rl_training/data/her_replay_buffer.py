@@ -163,6 +163,7 @@ class HERReplayBuffer:
         """Return everything a later ``load_state_dict`` needs; checkpoints store the rows apart, in segments."""
         state: dict[str, Any] = {
             "written": self.ring.written,
+            "capacity": self.ring.capacity,
             "rng": self.rng.bit_generator.state,
             "table": self.episodes.state_dict(),
             "open": {str(i): episode.rows.copy() for i, episode in enumerate(self._open)},
@@ -173,7 +174,7 @@ class HERReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned into a buffer of the same capacity, spaces and environments."""
-        self.ring.written = int(state["written"])
+        self.ring.set_written(int(state["written"]), int(state["capacity"]))
         self.rng.bit_generator.state = state["rng"]
         self.episodes.load_state_dict(state["table"])
         for index, episode in enumerate(self._open):

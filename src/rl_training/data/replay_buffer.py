@@ -83,14 +83,19 @@ class ReplayBuffer:
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
         """Return everything a later ``load_state_dict`` needs; checkpoints store the rows apart, in segments."""
-        state: dict[str, Any] = {"written": self.ring.written, "generator": self.generator.get_state()}
+        ring = self.ring
+        state: dict[str, Any] = {
+            "written": ring.written,
+            "capacity": ring.capacity,
+            "generator": self.generator.get_state(),
+        }
         if with_rows:
             state["rows"] = self.ring.read(self.oldest_row, self.ring.written)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned into a buffer of the same capacity and spaces."""
-        self.ring.written = int(state["written"])
+        self.ring.set_written(int(state["written"]), int(state["capacity"]))
         self.generator.set_state(state["generator"].cpu())
         if "rows" in state:
             self.ring.write(self.oldest_row, state["rows"])

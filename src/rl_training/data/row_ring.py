@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rl_training.errors import ConfigError
+
 
 class RowRing:
     """``capacity`` rows of named columns, numbered in the order they are written; row n lies in slot n % capacity.
@@ -29,7 +31,13 @@ class RowRing:
             self.columns[name] = slice(offset, offset + width)
             offset += width
         # Left uninitialised on purpose: memory is taken as rows are written, not all at once.
-        self.rows = torch.empty(capacity, offset, dtype=torch.float32, device=self.device)
+        try:
+            self.rows = torch.empty(capacity, offset, dtype=torch.float32, device=self.device)
+        except RuntimeError:
+            size = capacity * offset * 4 / 2**30
+            raise ConfigError(
+                f"algo_kwargs.buffer_capacity = {capacity}: expected fewer, {size:,.0f} GiB are not to be had"
+            ) from None
         self.written = 0
 
     def append(self, rows: Tensor) -> int:
@@ -48,6 +56,12 @@ class RowRing:
         if slot:
             self.rows[slot:] = 0.0
             self.written += self.capacity - slot
+
+    def set_written(self, written: int, capacity: int) -> None:
+        """Continue the numbering of a ring of the same capacity."""
+        if capacity != self.capacity:
+            raise ValueError(f"the buffer holds {self.capacity} rows, the stored one held {capacity}")
+        self.written = written
 
     def read(self, first: int, last: int) -> Tensor:
         """Return a copy of the rows numbered ``first`` to ``last`` (exclusive), on the CPU."""

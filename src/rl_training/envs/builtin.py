@@ -73,8 +73,10 @@ class PointMassEnv(SparseGoalEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(render_mode)
-        for name, value in {"max_steps": max_steps, "dt": dt, "size": size, "threshold": threshold}.items():
-            if not value > 0:
+        _require_count("max_steps", max_steps)
+        positive = {"dt": dt, "size": size, "speed_limit": speed_limit, "action_scale": action_scale}
+        for name, value in {**positive, "threshold": threshold}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf:
                 raise ValueError(f"{name} = {value!r}: expected a number greater than 0")
         self.max_steps, self.dt, self.size = max_steps, dt, size
         self.speed_limit, self.action_scale = speed_limit, action_scale
@@ -172,10 +174,10 @@ class BitFlippingEnv(SparseGoalEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(render_mode)
-        if n_bits < 1:
-            raise ValueError(f"n_bits = {n_bits!r}: expected at least 1")
+        _require_count("n_bits", n_bits)
         self.n_bits, self.continuous = n_bits, continuous
         self.max_steps = n_bits if max_steps is None else max_steps
+        _require_count("max_steps", self.max_steps)
         bits = spaces.Box(0.0, 1.0, (n_bits,), np.float32)
         self.observation_space: gym.Space[Any] = spaces.Dict(
             {"observation": bits, "achieved_goal": bits, "desired_goal": bits}
@@ -219,3 +221,8 @@ class BitFlippingEnv(SparseGoalEnv):
 
     def _observe(self) -> dict[str, Array]:
         return {"observation": self._bits.copy(), "achieved_goal": self._bits.copy(), "desired_goal": self._goal.copy()}
+
+
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} = {value!r}: expected a whole number of at least 1")

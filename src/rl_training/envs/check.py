@@ -42,7 +42,7 @@ def episode_success(info: Mapping[str, Any]) -> bool | None:
 def check_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0) -> EnvReport:
     """Examine an environment: keys, shapes, the three compute functions on a batch and one by one, and success."""
     report = EnvReport(env_id)
-    env = make_env(env_id, env_kwargs)
+    env = make_env(env_id, env_kwargs, raw_reward=True)
     try:
         _check_spaces(env, report)
         _check_success(env, report, seed)
@@ -86,8 +86,12 @@ def _check_success(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> None
         observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
         steps, done = steps + 1, terminated or truncated
         if goal_task and compute_reward is not None:
-            asked = float(compute_reward(observation["achieved_goal"], observation["desired_goal"], info))
-            disagreements += not np.isclose(asked, float(reward), atol=1e-6)
+            try:
+                asked = np.asarray(compute_reward(observation["achieved_goal"], observation["desired_goal"], info))
+            except Exception as error:  # whatever a foreign function raises, it is a finding
+                report.problems.append(f"compute_reward failed on the environment's own goals: {error!r}")
+                return
+            disagreements += asked.size != 1 or not np.isclose(float(asked.reshape(())), float(reward), atol=1e-6)
     found = [key for key in SUCCESS_KEYS if key in info]
     report.facts["success"] = f"info[{found[0]!r}]" if found else "not reported"
     if not found:
@@ -116,16 +120,16 @@ def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> No
     if report.facts["compute_truncated"] == "present":
         achieved, desired = sample_goal_pairs(env, seed=seed)
         truncated = env.get_wrapper_attr("compute_truncated")
-        single = [bool(truncated(a, d, {})) for a, d in zip(achieved, desired, strict=True)]
+        problem = ""
         try:
+            single = [bool(truncated(a, d, {})) for a, d in zip(achieved, desired, strict=True)]
             agrees = np.array_equal(
                 np.broadcast_to(np.asarray(truncated(achieved, desired, {}), bool), len(single)), single
             )
-        except Exception:  # whatever a foreign function raises on a batch, it does not work on batches
-            agrees = False
-        report.facts["compute_truncated"] = (
-            "batched, agrees with one by one" if agrees else "one by one only (not used)"
-        )
+        except Exception as error:  # whatever a foreign function raises
+            agrees, problem = False, f", it fails with {error!r}"
+        verdict = "batched, agrees with one by one" if agrees else f"not on batches (it is not used{problem})"
+        report.facts["compute_truncated"] = verdict
     low_high = functions.reward_range
     report.facts["reward"] = f"sparse, {low_high[0]:g} or {low_high[1]:g}" if low_high else "dense or constant"
     threshold = functions.distance_threshold

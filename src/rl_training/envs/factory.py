@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+import inspect
+import io
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from pydantic import Field
 
 from rl_training.config import Settings, parse_settings
-from rl_training.envs.goals import is_goal_space, register_goal_envs
+from rl_training.envs.goals import GoalFunctions, env_name, is_goal_space, register_goal_envs
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
 from rl_training.errors import EnvError, MissingExtraError, did_you_mean
 from rl_training.types import SpaceSpec
@@ -32,7 +36,7 @@ class WrapperSettings(Settings):
 class EnvSettings(Settings):
     """The keys of ``env_kwargs`` that are this package's own; all others go to the environment."""
 
-    wrappers: WrapperSettings = Field(default_factory=WrapperSettings)
+    wrappers: WrapperSettings = Field(default_factory=WrapperSettings, description="what is put around the environment")
     vectorization: Literal["sync", "async"] = Field(
         "sync", description="several environments in this process, or each in a process of its own"
     )
@@ -60,9 +64,13 @@ def make_env(
     try:
         env = gym.make(env_id, disable_env_checker=True, **arguments)
     except gym.error.DependencyNotInstalled as error:
-        raise MissingExtraError(f"{env_id} ({error})", "robotics") from None
+        if "mujoco" in str(error).lower():
+            raise MissingExtraError(env_id, "robotics") from None
+        raise EnvError(f"env_id {env_id!r} needs another package: {error}") from None
     except Exception as error:  # a constructor may raise anything; whatever it is, the arguments are the user's
-        raise EnvError(f"{env_id} could not be built with env_kwargs {arguments}: {error}") from error
+        reason = str(error).partition(" was raised from the environment creator")[0]
+        hint = _argument_hint(env_id, arguments)
+        raise EnvError(f"env_id {env_id!r} with env_kwargs {arguments}: {reason}{hint}") from error
     return env if raw_reward else apply_reward_wrappers(env, settings.wrappers.reward)
 
 
@@ -75,13 +83,23 @@ def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs:
     settings, _ = split_env_kwargs(env_kwargs or {})
     build = partial(make_env, env_id, dict(env_kwargs or {}))
     if settings.vectorization == "async":
-        return AsyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+        return AsyncVectorEnv([partial(_in_worker, build)] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
     return SyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def space_spec(env: gym.Env[Any, Any]) -> SpaceSpec:
-    """Read the sizes and bounds of an environment's spaces, or say why they cannot be learned from."""
-    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+def _in_worker(build: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
+    """Build an environment in a worker process, which leaves Ctrl-C to the process that steers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return build()
+
+
+def space_spec(env: gym.Env[Any, Any], goals: GoalFunctions | None = None) -> SpaceSpec:
+    """Read the sizes and bounds of an environment's spaces, or say why they cannot be learned from.
+
+    With ``goals`` the range of the reward is known as well, where it has one.
+    """
+    name = env_name(env)
+    reward_range = goals.reward_range if goals is not None else None
     observation_space, action_space = env.observation_space, env.action_space
     goal_dim = 0
     if isinstance(observation_space, spaces.Dict):
@@ -98,18 +116,41 @@ def space_spec(env: gym.Env[Any, Any]) -> SpaceSpec:
     if isinstance(action_space, spaces.Discrete):
         if action_space.start != 0:
             raise EnvError(f"{name}: discrete actions must start at 0, found {action_space}")
-        return SpaceSpec(observation_dim, 1, goal_dim, num_actions=int(action_space.n))
+        return SpaceSpec(observation_dim, 1, goal_dim, num_actions=int(action_space.n), reward_range=reward_range)
     if not isinstance(action_space, spaces.Box):
         raise EnvError(f"{name}: action space {action_space} is not supported; expected Box or Discrete")
     action_dim = _vector_size(action_space, f"{name}: action")
     low, high = np.asarray(action_space.low, np.float64), np.asarray(action_space.high, np.float64)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise EnvError(f"{name}: actions need finite bounds, found {action_space}")
-    if (low == -1.0).all() and (high == 1.0).all():
-        return SpaceSpec(observation_dim, action_dim, goal_dim)
+    if (low >= high).any():
+        raise EnvError(f"{name}: every action needs a range to choose from, found {action_space}")
+    standard = (low == -1.0).all() and (high == 1.0).all()
     return SpaceSpec(
-        observation_dim, action_dim, goal_dim, action_low=tuple(low.tolist()), action_high=tuple(high.tolist())
+        observation_dim,
+        action_dim,
+        goal_dim,
+        action_low=None if standard else tuple(low.tolist()),
+        action_high=None if standard else tuple(high.tolist()),
+        reward_range=reward_range,
     )
+
+
+def _argument_hint(env_id: str, arguments: Mapping[str, Any]) -> str:
+    """Return the nearest valid name of the first argument that the environment does not know."""
+    spec = gym.spec(env_id)
+    entry_point = (
+        gym.envs.registration.load_env_creator(spec.entry_point)
+        if isinstance(spec.entry_point, str)
+        else spec.entry_point
+    )
+    known = (
+        [*inspect.signature(entry_point).parameters, *EnvSettings.model_fields, "max_episode_steps"]
+        if entry_point
+        else []
+    )
+    unknown = [name for name in arguments if name not in known]
+    return did_you_mean(unknown[0], known) if unknown else ""
 
 
 def _vector_size(space: gym.Space[Any], what: str) -> int:
@@ -131,14 +172,15 @@ def _require_registered(env_id: str) -> None:
     if separator:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except Exception as error:  # whatever a foreign module raises when it is imported
             raise EnvError(f"env_id {env_id!r}: module {module!r} cannot be imported: {error}") from None
     else:
         name = env_id
     if name in gym.registry:
         return
     if importlib.util.find_spec("gymnasium_robotics") is not None:
-        gym.register_envs(importlib.import_module("gymnasium_robotics"))
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):  # it prints a notice about other tasks
+            gym.register_envs(importlib.import_module("gymnasium_robotics"))
         if name in gym.registry:
             return
     elif name.startswith(_ROBOTICS_PREFIXES):

@@ -23,7 +23,7 @@ def diagnose() -> dict[str, str]:
     facts = {
         "rl-training": _version("rl-training"),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        "cpu": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads unless a run says otherwise",
+        "cpu": f"{os.cpu_count()} cores",
         "cuda": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
     }
     for package, extra in _PACKAGES.items():

@@ -17,6 +17,7 @@ from rl_training.runtime.callbacks import Callback, ProgressCallback
 from rl_training.runtime.checkpointing import find_checkpoint, read_manifest
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.logging import read_metrics
 
 EVALUATION_SEED = 10_000
 """Seed of evaluations after training, apart from the episodes by which the best checkpoint was chosen."""
@@ -29,7 +30,7 @@ def train_experiment(
     result = runs.train(
         recipe_for(config.algo), config, callbacks=_with_progress(callbacks, progress_bar), run_name=name
     )
-    write_report([result.run_dir], result.run_dir / "report.html")
+    _report(result)
     return result
 
 
@@ -39,7 +40,7 @@ def resume_experiment(run_dir: Path, *, progress_bar: bool = False, callbacks: S
         raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
     config = load_config(run_dir / "config.yaml")
     result = runs.resume(recipe_for(config.algo), run_dir, callbacks=_with_progress(callbacks, progress_bar))
-    write_report([run_dir], run_dir / "report.html")
+    _report(result)
     return result
 
 
@@ -71,6 +72,12 @@ def evaluate_experiment(
     if recorder is not None:
         answer["videos"] = [str(file) for file in recorder.write()]
     return answer
+
+
+def _report(result: TrainResult) -> None:
+    """Write a run's report, unless it was stopped before there was anything to report."""
+    if read_metrics(result.run_dir / "metrics.csv"):
+        write_report([result.run_dir], result.run_dir / "report.html")
 
 
 def _with_progress(callbacks: Sequence[Callback], progress_bar: bool) -> list[Callback]:

@@ -38,12 +38,15 @@ def parse_observation(text: str, spec: SpaceSpec, where: str) -> Observation:
 
 
 def _vector(value: Any, size: int, where: str) -> NDArray[np.float32]:
+    if not isinstance(value, list) or not all(type(number) in (int, float) for number in value):
+        raise ConfigError(f"{where}: expected a list of {size} numbers, found {json.dumps(value)[:60]}")
+    if len(value) != size:
+        raise ConfigError(f"{where}: expected a list of {size} numbers, found {len(value)}")
     try:
-        vector = np.asarray(value, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{where}: expected a list of {size} numbers") from None
-    if vector.shape != (size,):
-        raise ConfigError(f"{where}: expected a list of {size} numbers, found shape {list(vector.shape)}")
+        with np.errstate(over="ignore"):
+            vector = np.asarray(value, dtype=np.float32)
+    except OverflowError:
+        raise ConfigError(f"{where}: expected finite numbers") from None
     if not np.isfinite(vector).all():
         raise ConfigError(f"{where}: expected finite numbers")
     return vector

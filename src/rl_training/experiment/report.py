@@ -61,9 +61,12 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     plots = to_html(figure, full_html=False, include_plotlyjs=True)
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     sections = "".join(_summary(run) for run in runs)
-    output.parent.mkdir(parents=True, exist_ok=True)
     page = f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style></head>"
-    output.write_text(f"{page}<body><h1>{title}</h1>{plots}{sections}</body></html>", encoding="utf-8")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(f"{page}<body><h1>{title}</h1>{plots}{sections}</body></html>", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output}: the report cannot be written: {error}") from None
     return output
 
 

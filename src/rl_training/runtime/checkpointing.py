@@ -28,6 +28,16 @@ from rl_training.errors import CheckpointError
 
 FORMAT_VERSION = 1
 
+_MANIFEST: dict[str, type] = {
+    "config": dict,
+    "spec": dict,
+    "global_step": int,
+    "update_count": int,
+    "files": dict,
+    "segments": list,
+    "state": dict,
+}
+
 
 class Replay(Protocol):
     """What a checkpoint needs of a replay buffer beyond its ``state_dict``."""
@@ -160,6 +170,8 @@ def find_checkpoint(path: Path, prefer: str = "best") -> Path:
 def read_checkpoint(path: Path, part: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the manifest and the state of one checkpoint, checksums verified; ``part`` reads only that part."""
     manifest = read_manifest(path)
+    if part is not None and part not in manifest["state"]:
+        raise CheckpointError(f"{path / 'manifest.json'}: there is no part {part!r}")
     parts = manifest["state"] if part is None else {part: manifest["state"][part]}
     return manifest, {
         name: _put_tensors(tree, _read_tensors(path / f"{name}.safetensors", manifest["files"][name]))
@@ -173,13 +185,21 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / "manifest.json").read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / 'manifest.json'}: cannot be read: {error}") from None
-    if not isinstance(manifest, dict) or not {"files", "segments", "state"} <= manifest.keys():
-        raise CheckpointError(f"{path / 'manifest.json'}: not a checkpoint's manifest")
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path / 'manifest.json'}: expected an object, found {type(manifest).__name__}")
     if manifest.get("format_version") != FORMAT_VERSION:
         raise CheckpointError(
             f"{path}: format {manifest.get('format_version')!r}, this version reads format {FORMAT_VERSION}"
             f" (written by rl-training {manifest.get('package_version', 'unknown')})"
         )
+    for key, kind in _MANIFEST.items():
+        if not isinstance(manifest.get(key), kind):
+            raise CheckpointError(f"{path / 'manifest.json'}: {key!r} is missing or not of type {kind.__name__}")
+    for entry in [*manifest["files"].values(), *manifest["segments"]]:
+        if not isinstance(entry, dict) or not {"bytes", "sha256"} <= entry.keys():
+            raise CheckpointError(f"{path / 'manifest.json'}: an entry of files or segments is not complete")
+    if manifest["files"].keys() != manifest["state"].keys():
+        raise CheckpointError(f"{path / 'manifest.json'}: files and state do not list the same parts")
     return manifest
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
@@ -26,9 +26,16 @@ class ExplorationSettings(Settings):
     """How actions are varied while collecting. What is unset is the learner's own way."""
 
     exploration_noise: float | None = Field(None, ge=0, description="deviation of Gaussian noise on actions in [-1, 1]")
-    random_action_prob: float | Schedule | None = Field(
+    random_action_prob: Annotated[float, Field(ge=0, le=1)] | Schedule | None = Field(
         None, description="probability of a uniformly random action: a number, or a schedule of one"
     )
+
+    @model_validator(mode="after")
+    def _probabilities(self) -> ExplorationSettings:
+        schedule = self.random_action_prob
+        if isinstance(schedule, Schedule) and max(schedule.start, schedule.end) > 1:
+            raise ValueError(f"random_action_prob goes from {schedule.start:g} to {schedule.end:g}: expected at most 1")
+        return self
 
 
 class Transition(NamedTuple):
@@ -118,6 +125,8 @@ class Collector:
             The environments whose replay did not lead to the same observation: they are not deterministic and start a
             fresh episode instead.
         """
+        if len(state["episodes"]) != self.num_envs:
+            raise ValueError(f"there are {self.num_envs} environments, the stored run had {len(state['episodes'])}")
         self.rng.bit_generator.state = state["rng"]
         self.finished.clear()
         self.finished.extend(EpisodeRecord(*record) for record in state["finished"])

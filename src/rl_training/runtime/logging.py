@@ -6,6 +6,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from rl_training.errors import CheckpointError
+
 STEP, UPDATES = "global_step", "update_count"
 
 
@@ -34,11 +36,14 @@ class MetricsLogger:
         """Write what was recorded as one row and return it."""
         row, self._pending = {STEP: global_step, UPDATES: update_count, **self._pending}, {}
         self._rows.append(row)
-        if self._add_columns(row):
-            self._rewrite()
-        else:
-            with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
+        try:
+            if self._add_columns(row):
+                self._rewrite()
+            else:
+                with self.path.open("a", newline="") as file:
+                    csv.DictWriter(file, self._columns).writerow(row)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: metrics cannot be written: {error}") from error
         for name, value in row.items():
             if name not in (STEP, UPDATES):
                 self._tensorboard.add_scalar(name, value, global_step)
@@ -64,9 +69,16 @@ class MetricsLogger:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a ``metrics.csv``, without its empty cells."""
+    """Return the rows of a ``metrics.csv``, without its empty cells and without a row that a crash cut off."""
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-    return [{**row, STEP: int(row[STEP]), UPDATES: int(row[UPDATES])} for row in rows]
+    rows: list[dict[str, float]] = []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        for cells in reader:
+            try:
+                row = {name: float(value) for name, value in cells.items() if value}
+                rows.append({**row, STEP: int(row[STEP]), UPDATES: int(row[UPDATES])})
+            except (KeyError, TypeError, ValueError):
+                continue
+    return rows

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import torch
 from pydantic import model_validator
 
 from rl_training.algorithms.base import Learner, LearnerSettings
-from rl_training.config import TrainConfig, load_config, parse_settings
+from rl_training.config import TrainConfig, load_config, parse_config, parse_settings
 from rl_training.data import HERReplayBuffer, HindsightSettings, ReplayBuffer, ReplaySettings
 from rl_training.envs.factory import make_env, make_vector_env, space_spec, split_env_kwargs
 from rl_training.envs.goals import GoalFunctions
@@ -37,7 +39,7 @@ class RunSettings(LoopSettings, ExplorationSettings, ReplaySettings, LearnerSett
     def _batch_fits(self) -> RunSettings:
         if self.batch_size > self.buffer_capacity:
             raise ValueError(
-                f"algo_kwargs.batch_size = {self.batch_size} is larger than the buffer:"
+                f"batch_size = {self.batch_size} is larger than the buffer:"
                 f" expected at most algo_kwargs.buffer_capacity = {self.buffer_capacity}"
             )
         return self
@@ -107,9 +109,12 @@ def build_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learn
 def load_learner(recipe: Recipe, checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainConfig]:
     """Rebuild the learner of a checkpoint, without its environment, and the configuration it was trained with."""
     manifest, state = read_checkpoint(checkpoint, part="learner")
-    config = TrainConfig.model_validate({**manifest["config"], "device": device})
-    learner = build_learner(recipe, config, SpaceSpec.from_json(manifest["spec"]))
-    learner.load_training_state(state["learner"])
+    try:
+        config = parse_config({**manifest["config"], "device": device}, where=str(checkpoint / "manifest.json"))
+        learner = build_learner(recipe, config, SpaceSpec.from_json(manifest["spec"]))
+        learner.load_training_state(state["learner"])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint}: config, spec and weights do not fit together: {error}") from error
     return learner, config
 
 
@@ -153,8 +158,13 @@ def _assemble(
     goals = None
     if recipe.hindsight:
         goals = GoalFunctions(env, split_env_kwargs(config.env_kwargs)[0].wrappers.reward)
-        spec = replace(spec, reward_range=goals.reward_range)
-    learner = build_learner(recipe, config, spec)
+        spec = space_spec(env, goals)
+        _require_room_for_an_episode(env, settings.buffer_capacity)
+    try:
+        learner = build_learner(recipe, config, spec)
+    except ConfigError as error:
+        key = "algo_kwargs.backend" if recipe.hindsight else "algo"
+        raise ConfigError(f"{key} does not suit env_id = {config.env_id!r}: {error}") from None
     experience: ReplayBuffer | HERReplayBuffer
     if goals is not None and isinstance(settings, HindsightSettings):
         experience = HERReplayBuffer(
@@ -200,10 +210,28 @@ def _assemble(
     return trainer, run_dir
 
 
+def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
+    """Refuse a buffer that cannot hold one episode, where the environment says how long one may get."""
+    limit = env.spec.max_episode_steps if env.spec is not None else None
+    if limit is None and env.has_wrapper_attr("max_steps"):
+        limit = env.get_wrapper_attr("max_steps")
+    if isinstance(limit, int) and capacity <= limit:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity = {capacity} cannot hold an episode of {limit} steps:"
+            f" expected at least {limit + 1}"
+        )
+
+
 def _run(trainer: Trainer, run_dir: Path) -> TrainResult:
     with stop_on_signals(trainer.state):
         trainer.run()
     state = trainer.state
+    if state.update_count == 0 and not state.interrupted:
+        warnings.warn(
+            f"nothing was learned: {state.global_step} steps brought no update (no episode was complete, or"
+            " learning_starts, train_frequency and gradient_updates_per_step asked for none)",
+            stacklevel=3,
+        )
     reason = state.stop_reason or "unknown"
     status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
     metrics = dict(state.last_evaluation)

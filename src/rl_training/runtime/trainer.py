@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rl_training.algorithms.base import Learner
+from rl_training.config import differences
 from rl_training.data.row_ring import RowRing
 from rl_training.errors import CheckpointError
 from rl_training.runtime.callbacks import Callback
@@ -107,18 +108,21 @@ class Trainer:
 
     def restore(self) -> None:
         """Go on from the latest checkpoint: everything that decides the steps to come is put back."""
-        state, _ = self.store.load()
+        state, manifest = self.store.load()
         try:
             self.learner.load_training_state(state["learner"])
             self.experience.load_state_dict(state["experience"])
             self.store.load_rows(self.experience.ring)
             self.state.load_state_dict(state["trainer"]["state"])
             self._train_metrics = dict(state["trainer"]["train_metrics"])
-            for callback, saved in zip(self._stateful_callbacks(), state["trainer"]["callbacks"], strict=True):
-                callback.load_state_dict(saved)
+            for callback in self.callbacks:
+                if type(callback).__name__ in state["trainer"]["callbacks"]:
+                    callback.load_state_dict(state["trainer"]["callbacks"][type(callback).__name__])
             changed = self.collector.load_state_dict(state["collector"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this run's configuration: {error}") from error
+        except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            edited = differences(manifest["config"], self.about["config"])
+            reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
+            raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
         for index in changed:
             self.experience.discard_open_episode(index)
         if changed:
@@ -220,14 +224,11 @@ class Trainer:
             "trainer": {
                 "state": self.state.state_dict(),
                 "train_metrics": self._train_metrics,
-                "callbacks": [callback.state_dict() for callback in self._stateful_callbacks()],
+                "callbacks": {type(callback).__name__: callback.state_dict() for callback in self.callbacks},
             },
         }
         counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
         self.store.save(state, {**self.about, **counters}, self.experience, best=best)
-
-    def _stateful_callbacks(self) -> list[Callback]:
-        return [callback for callback in self.callbacks if callback.state_dict()]
 
     def _log(self) -> None:
         """Write a row of metrics; here, and only here, the device is waited for."""

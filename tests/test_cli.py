@@ -1,0 +1,733 @@
+"""The command line: what it prints where, its exit codes, and what bad input gets."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rl_training import cli
+from rl_training.config import load_config, preset_names
+from rl_training.runtime.collector import Collector
+
+POINT = "rl_training/PointGoal1D-v0"
+ANSWER_KEYS = {"run_dir", "status", "stop_reason", "global_step", "update_count", "metrics"}
+TINY = [
+    "total_timesteps=120",
+    "eval_episodes=2",
+    "env_kwargs={}",
+    "algo_kwargs.learning_starts=50",
+    "algo_kwargs.batch_size=16",
+    "algo_kwargs.hidden_sizes=[8]",
+    "algo_kwargs.buffer_capacity=1000",
+    "algo_kwargs.eval_interval=60",
+    "algo_kwargs.log_interval=30",
+]
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert len(self.out.splitlines()) == 1, self.out
+        return json.loads(self.out)
+
+
+Run = Callable[..., Answer]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs the command line in this process; what escapes it is a traceback to a user."""
+
+    def run(*arguments: object, stdin: str = "") -> Answer:
+        monkeypatch.setattr(sys, "argv", ["rl-training", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Answer(int(exit_.value.code or 0), out, err)
+
+    return run
+
+
+def tiny(*sets: str) -> list[str]:
+    return [part for setting in (*TINY, *sets) for part in ("--set", setting)]
+
+
+@pytest.fixture
+def train(run: Run, tmp_path: Path) -> Run:
+    """Return a function that trains a tiny run below ``tmp_path / "runs"``."""
+
+    def train(*sets: str, preset: str = "her/point_goal", options: tuple[object, ...] = ()) -> Answer:
+        return run("train", preset, *tiny(*sets), "--output-dir", tmp_path / "runs", *options)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished run, to be read and never written to."""
+    from rl_training.experiment.manager import train_experiment
+    from rl_training.experiment.registry import read_config
+
+    folder = tmp_path_factory.mktemp("trained")
+    config = read_config("her/point_goal", [*TINY, f"output_dir={folder}"])
+    return train_experiment(config, name="her/point_goal").run_dir
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may spoil."""
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def assert_clear(answer: Answer, *words: str, code: int = 2) -> None:
+    """Check for an error in one or two lines of stderr that holds ``words``, and nothing on stdout."""
+    assert answer.code == code, answer
+    assert answer.out == ""
+    lines = answer.err.strip().splitlines()
+    assert lines[0].startswith("error: "), answer.err
+    assert len(lines) <= 2, answer.err
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Send SIGINT, as Ctrl-C does, at one step of training."""
+    real, count = Collector.step, [0]
+
+    def counted(self: Collector, *arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Collector, "step", counted)
+
+
+class TestTrain:
+    def test_json_is_one_object_on_stdout(self, train: Run, tmp_path: Path) -> None:
+        answer = train(options=("--json",))
+        assert answer.code == 0
+        result = answer.json
+        assert set(result) == ANSWER_KEYS
+        assert (result["status"], result["stop_reason"]) == ("completed", "total_timesteps")
+        assert (result["global_step"], result["update_count"]) == (120, 70)
+        assert {"eval/mean_reward", "eval/success_rate"} <= set(result["metrics"])
+        run_dir = Path(result["run_dir"])
+        assert run_dir.parent == tmp_path / "runs"
+        for name in ("config.yaml", "metrics.csv", "report.html", "checkpoints", "replay"):
+            assert (run_dir / name).exists()
+        assert "step 120 of 120" in answer.err
+
+    def test_without_json_a_person_is_told_where_everything_is(self, train: Run, tmp_path: Path) -> None:
+        answer = train()
+        assert answer.code == 0
+        (run_dir,) = (tmp_path / "runs").iterdir()
+        assert "completed: total_timesteps after 120 steps and 70 updates" in answer.out
+        for path in (run_dir, run_dir / "checkpoints", run_dir / "report.html"):
+            assert str(path) in answer.out
+
+    def test_the_run_is_named_after_preset_and_seed(self, train: Run) -> None:
+        run_dir = Path(train(options=("--json", "--seed", 5)).json["run_dir"])
+        assert run_dir.name.startswith("her-point_goal-s5-")
+        assert load_config(run_dir / "config.yaml").seed == 5
+
+    def test_a_seed_decides_the_result(self, train: Run) -> None:
+        one, two, other = (train(options=("--json", "--seed", seed)).json for seed in (3, 3, 4))
+        assert one["metrics"] == two["metrics"]
+        assert one["run_dir"] != two["run_dir"]
+        logs = [list(csv.DictReader((Path(r["run_dir"]) / "metrics.csv").open())) for r in (one, two, other)]
+        losses = [[row["train/critic_loss"] for row in log] for log in logs]
+        assert losses[0] == losses[1] != losses[2]
+
+    def test_several_seeds_are_several_runs_and_one_object(self, train: Run) -> None:
+        result = train(options=("--json", "--seeds", "0-1")).json
+        assert [set(one) for one in result["runs"]] == [ANSWER_KEYS] * 2
+        assert [load_config(Path(one["run_dir"]) / "config.yaml").seed for one in result["runs"]] == [0, 1]
+        for name, mean in result["metrics"].items():
+            assert mean == pytest.approx(np.mean([one["metrics"][name] for one in result["runs"]]))
+
+    def test_a_list_of_seeds(self, train: Run) -> None:
+        result = train(options=("--json", "--seeds", "7,3")).json
+        assert [load_config(Path(one["run_dir"]) / "config.yaml").seed for one in result["runs"]] == [7, 3]
+
+    def test_a_yaml_file(self, train: Run, tmp_path: Path) -> None:
+        file = tmp_path / "mine.yaml"
+        file.write_text(f"algo: her\nenv_id: {POINT}\ntotal_timesteps: 1e3\n")
+        run_dir = Path(train(preset=str(file), options=("--json",)).json["run_dir"])
+        assert run_dir.name.startswith("mine-s0-")
+
+    def test_the_kept_configuration_is_complete(self, train: Run) -> None:
+        run_dir = Path(train(options=("--json",)).json["run_dir"])
+        kept = load_config(run_dir / "config.yaml")
+        assert kept.algo_kwargs["hidden_sizes"] == [8]
+        assert {"gamma", "goal_selection_strategy", "train_frequency", "backend"} <= set(kept.algo_kwargs)
+
+    def test_a_budget_of_updates(self, train: Run) -> None:
+        result = train("algo_kwargs.max_updates=5", options=("--json",)).json
+        assert (result["stop_reason"], result["update_count"]) == ("max_updates", 5)
+        assert result["global_step"] < 120
+
+    def test_early_stopping_is_a_status_of_its_own(self, train: Run) -> None:
+        result = train("algo_kwargs.early_stopping={reward_threshold: -1000}", options=("--json",)).json
+        assert result["status"] == "stopped"
+        assert result["stop_reason"].startswith("early stopping: eval/mean_reward")
+        assert result["global_step"] == 60
+
+    @pytest.mark.parametrize("preset", ["ddpg/pendulum", "dqn/cartpole"])
+    def test_tasks_without_goals(self, train: Run, preset: str) -> None:
+        result = train(preset=preset, options=("--json",)).json
+        assert result["update_count"] == {"ddpg/pendulum": 70, "dqn/cartpole": 35}[preset]
+        assert "eval/success_rate" not in result["metrics"]
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("step", [5, 70])
+    def test_ctrl_c_saves_a_checkpoint_and_exits_with_3(
+        self, train: Run, run: Run, monkeypatch: pytest.MonkeyPatch, step: int
+    ) -> None:
+        # At step 5 nothing has been logged yet.
+        interrupt_at(monkeypatch, step)
+        answer = train(options=("--json",))
+        assert answer.code == 3, answer
+        result = answer.json
+        assert (result["status"], result["stop_reason"]) == ("interrupted", "interrupted by SIGINT")
+        assert result["global_step"] == step
+        resumed = run("resume", result["run_dir"], "--json")
+        assert resumed.code == 0
+        assert resumed.json["global_step"] == 120
+        assert resumed.json["run_dir"] == result["run_dir"]
+
+    def test_a_person_is_told_how_to_go_on(self, train: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        interrupt_at(monkeypatch, 70)
+        answer = train()
+        assert answer.code == 3
+        (run_dir,) = (tmp_path / "runs").iterdir()
+        assert f"rl-training resume {run_dir}" in answer.out
+
+    def test_the_seeds_that_follow_are_not_started(self, train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        interrupt_at(monkeypatch, 70)
+        answer = train(options=("--json", "--seeds", "0-2"))
+        assert answer.code == 3
+        assert [one["status"] for one in answer.json["runs"]] == ["interrupted"]
+
+    def test_an_interrupted_and_resumed_run_equals_one_that_never_stopped(
+        self, train: Run, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = train(options=("--json",)).json
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, 70)
+            broken = train(options=("--json",)).json
+        resumed = run("resume", broken["run_dir"], "--json").json
+        assert {**resumed, "run_dir": None} == {**whole, "run_dir": None}
+
+    @pytest.mark.parametrize("vectorization", ["sync", "async"])
+    def test_ctrl_c_in_a_terminal(self, tmp_path: Path, vectorization: str) -> None:
+        """A terminal sends SIGINT to every process of the group, those of asynchronous environments included."""
+        sets = tiny("total_timesteps=1000000", "num_envs=2", f"env_kwargs.vectorization={vectorization}")
+        command = [sys.executable, "-m", "rl_training", "train", "her/point_goal", *sets]
+        process = subprocess.Popen(
+            [*command, "--output-dir", str(tmp_path), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith("step 60 of 1,000,000")
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 3, err
+        assert "Traceback" not in err
+        assert json.loads(out)["status"] == "interrupted"
+        assert (Path(json.loads(out)["run_dir"]) / "checkpoints" / "latest").exists()
+
+
+class TestVanishingFolder:
+    def test_a_run_folder_that_is_deleted_meanwhile_is_an_error_and_no_traceback(
+        self, train: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        real, count = Collector.step, [0]
+
+        def counted(self: Collector, *arguments: Any) -> Any:
+            count[0] += 1
+            if count[0] == 70:
+                shutil.rmtree(tmp_path / "runs")
+            return real(self, *arguments)
+
+        monkeypatch.setattr(Collector, "step", counted)
+        answer = train(options=("--json",))
+        assert answer.code == 2
+        assert answer.out == ""
+        assert "Traceback" not in answer.err
+        assert "runs" in answer.err.splitlines()[-1]
+
+
+class ImageEnv(gym.Env[Any, Any]):
+    observation_space = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros((16, 16, 3), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros((16, 16, 3), np.uint8), 0.0, False, True, {}
+
+
+@pytest.fixture
+def image_env() -> Iterator[str]:
+    gym.register("rl_training_tests/Image-v0", entry_point=ImageEnv)
+    yield "rl_training_tests/Image-v0"
+    gym.registry.pop("rl_training_tests/Image-v0")
+
+
+BAD_SETTINGS: list[tuple[str, list[str], list[str]]] = [
+    ("misspelt setting", ["algo_kwargs.batchsize=4"], ["algo_kwargs.batchsize", "'batch_size'"]),
+    ("misspelt key", ["total_timestep=5"], ["total_timestep", "'total_timesteps'"]),
+    ("misspelt section", ["algo_kwarg.tau=0.1"], ["algo_kwarg", "'algo_kwargs'"]),
+    ("misplaced setting", ["batch_size=4"], ["batch_size", "algo_kwargs"]),
+    ("misspelt nested key", ["algo_kwargs.early_stopping.patiance=3"], ["patiance", "'patience'"]),
+    ("misspelt wrapper", ["env_kwargs.wrappers.reward.scal=3"], ["env_kwargs.wrappers.reward.scal", "'scale'"]),
+    ("misspelt argument", ["env_kwargs.max_step=3"], ["max_step", "'max_steps'"]),
+    ("misspelt wrappers", ["env_kwargs.wrapper.reward.scale=3"], ["wrapper", "'wrappers'"]),
+    ("wrong type", ["algo_kwargs.batch_size=many"], ["algo_kwargs.batch_size = 'many'", "integer"]),
+    ("fraction of a step", ["total_timesteps=1.5"], ["total_timesteps = 1.5"]),
+    ("list for a mapping", ["algo_kwargs=[1]"], ["algo_kwargs = [1]"]),
+    ("argument of a wrong type", ["env_kwargs.action_scale=big"], ["action_scale"]),
+    ("ratio above 1", ["algo_kwargs.her_ratio=1.5"], ["algo_kwargs.her_ratio = 1.5", "less than or equal to 1"]),
+    ("probability above 1", ["algo_kwargs.random_action_prob=1.5"], ["algo_kwargs.random_action_prob = 1.5"]),
+    ("negative probability", ["algo_kwargs.random_action_prob=-1"], ["algo_kwargs.random_action_prob = -1"]),
+    ("batch above the buffer", ["algo_kwargs.buffer_capacity=8"], ["batch_size = 16", "buffer_capacity = 8"]),
+    ("buffer below an episode", ["algo_kwargs.buffer_capacity=20"], ["buffer_capacity = 20", "51"]),
+    ("memory nobody has", ["algo_kwargs.buffer_capacity=1e13"], ["buffer_capacity"]),
+    ("no steps", ["total_timesteps=0"], ["total_timesteps = 0", "greater than 0"]),
+    ("no learning", ["algo_kwargs.learning_starts=120"], ["learning_starts = 120", "total_timesteps = 120"]),
+    ("two ratios", ["algo_kwargs.her_ratio=0.5", "algo_kwargs.n_sampled_goal=2"], ["her_ratio", "n_sampled_goal"]),
+    ("unknown algorithm", ["algo=hre"], ["algo = 'hre'", "'her'"]),
+    ("unknown backend", ["algo_kwargs.backend=dddpg"], ["algo_kwargs.backend = 'dddpg'", "'ddpg'"]),
+    ("no goals", ["env_id=Pendulum-v1"], ["env_id", "Pendulum-v1", "desired_goal"]),
+    ("backend for indices", ["algo_kwargs.backend=dqn"], ["backend", "ddpg, td3 or sac"]),
+    ("unknown environment", ["env_id=CartPole-v9"], ["env_id 'CartPole-v9'", "'CartPole-v1'"]),
+    ("environment without its namespace", ["env_id=PointGoal1D-v0"], [f"'{POINT}'"]),
+    ("unknown module", ["env_id=nowhere:Env-v0"], ["env_id 'nowhere:Env-v0'", "nowhere"]),
+    ("empty module", ["env_id=':Env-v0'"], ["env_id"]),
+    ("unknown device", ["device=tpu"], ["device = 'tpu'", "cpu, cuda, cuda:N or auto"]),
+    ("absent device", ["device=cuda:99"], ["device = 'cuda:99'"]),
+    ("no equals sign", ["seed"], ["--set 'seed'", "key.path=value"]),
+    ("nothing below a number", ["total_timesteps.x=1"], ["total_timesteps.x", "120"]),
+    ("unfinished list", ["algo_kwargs.hidden_sizes=[1, 2"], ["algo_kwargs.hidden_sizes", "[1, 2"]),
+]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(("sets", "words"), [case[1:] for case in BAD_SETTINGS], ids=[c[0] for c in BAD_SETTINGS])
+    def test_a_bad_setting_is_one_clear_message_and_nothing_is_written(
+        self, train: Run, tmp_path: Path, sets: list[str], words: list[str]
+    ) -> None:
+        assert_clear(train(*sets), *words)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("preset", "words"),
+        [
+            ("her/point_reech", ["her/point_reech", "'her/point_reach'"]),
+            ("point_goal", ["point_goal", "'her/point_goal'"]),
+            ("nowhere.yaml", ["nowhere.yaml"]),
+        ],
+    )
+    def test_an_unknown_preset_or_file(self, train: Run, tmp_path: Path, preset: str, words: list[str]) -> None:
+        assert_clear(train(preset=preset), *words)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_image_observations(self, train: Run, tmp_path: Path, image_env: str) -> None:
+        for preset in ("her/point_goal", "ddpg/pendulum"):
+            assert_clear(train(f"env_id={image_env}", preset=preset), image_env)
+        assert "images are not supported" in train(f"env_id={image_env}", preset="ddpg/pendulum").err
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("preset", "env_id", "words"),
+        [
+            ("ddpg/pendulum", "CartPole-v1", ["algo", "discrete", "dqn"]),
+            ("sac/pendulum", "CartPole-v1", ["algo", "discrete", "dqn"]),
+            ("dqn/cartpole", "Pendulum-v1", ["algo", "continuous", "ddpg, td3 or sac"]),
+        ],
+    )
+    def test_actions_that_do_not_suit_the_algorithm(
+        self, train: Run, tmp_path: Path, preset: str, env_id: str, words: list[str]
+    ) -> None:
+        assert_clear(train(f"env_id={env_id}", preset=preset), env_id, *words)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("seeds", ["", "a", "1-0", "0-", "-1", "0,", "0 - 3", "0-999999", "99999999999"])
+    def test_bad_seeds(self, train: Run, tmp_path: Path, seeds: str) -> None:
+        assert_clear(train(options=(f"--seeds={seeds}",)), "seed")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_one_seed_and_several_exclude_each_other(self, train: Run) -> None:
+        assert_clear(train(options=("--seed", 1, "--seeds", "0-1")), "--seed and --seeds")
+
+    @pytest.mark.parametrize("seed", ["-1", "99999999999"])
+    def test_a_seed_out_of_range(self, train: Run, seed: str) -> None:
+        assert_clear(train(options=(f"--seed={seed}",)), f"seed = {seed}")
+
+    @pytest.mark.parametrize("text", ["", "- 1\n", "a: [1", "algo: her\nalgo: sac\n", "\tx: 1\n"])
+    def test_a_file_that_is_no_configuration(self, train: Run, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "bad.yaml"
+        file.write_text(text)
+        assert_clear(train(preset=str(file)), str(file))
+        assert list(tmp_path.iterdir()) == [file]
+
+    def test_an_output_folder_that_is_a_file(self, run: Run, tmp_path: Path) -> None:
+        blocked = tmp_path / "file"
+        blocked.write_text("")
+        for folder in (blocked, blocked / "below"):
+            assert_clear(run("train", "her/point_goal", *tiny(), "--output-dir", folder), "output_dir", str(folder))
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+    def test_a_read_only_output_folder(self, run: Run, tmp_path: Path) -> None:
+        tmp_path.chmod(0o500)
+        assert_clear(run("train", "her/point_goal", *tiny(), "--output-dir", tmp_path / "runs"), "output_dir")
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [["train"], ["trian"], ["train", "her/point_goal", "--sed", "1"], ["evaluate", "x", "--episodes=0"]],
+    )
+    def test_wrong_usage_exits_with_2(self, run: Run, arguments: list[str]) -> None:
+        answer = run(*arguments)
+        assert answer.code == 2
+        assert "rl-training" in answer.err
+
+    @pytest.mark.parametrize("command", ["resume", "evaluate", "report"])
+    def test_a_folder_that_is_no_run(self, run: Run, tmp_path: Path, command: str) -> None:
+        for path in (tmp_path, tmp_path / "missing"):
+            assert_clear(run(command, path), str(path))
+
+
+class TestEvaluate:
+    def test_a_run_a_checkpoint_and_a_pointer_agree(self, run: Run, trained: Path) -> None:
+        best = (trained / "checkpoints" / "best").read_text().strip()
+        answers = [
+            run("evaluate", path, "--episodes", 3, "--json").json
+            for path in (trained, trained / "checkpoints" / "best", trained / "checkpoints" / best)
+        ]
+        assert answers[0] == answers[1] == answers[2]
+        assert answers[0]["episodes"] == 3
+        assert Path(answers[0]["checkpoint"]).name == best
+
+    def test_a_seed_decides_the_metrics(self, run: Run, trained: Path) -> None:
+        one, two, other = (
+            run("evaluate", trained, "--episodes", 4, "--seed", seed, "--json").json for seed in (1, 1, 2)
+        )
+        assert one == two
+        assert one["seed"] == 1
+        assert one["metrics"] != other["metrics"]
+
+    def test_a_person_gets_the_same_numbers(self, run: Run, trained: Path) -> None:
+        metrics = run("evaluate", trained, "--episodes", 3, "--json").json["metrics"]
+        text = run("evaluate", trained, "--episodes", 3).out
+        assert f"success rate   {metrics['eval/success_rate']:.2f}" in text
+        assert f"mean return    {metrics['eval/mean_reward']:.2f}" in text
+
+    def test_nothing_is_written(self, run: Run, copy: Path) -> None:
+        before = sorted(copy.rglob("*"))
+        run("evaluate", copy, "--episodes", 1)
+        assert sorted(copy.rglob("*")) == before
+
+    def test_a_run_without_its_configuration_file_still_plays(self, run: Run, copy: Path) -> None:
+        (copy / "config.yaml").unlink()
+        assert run("evaluate", copy, "--episodes", 1, "--json").code == 0
+
+    def test_an_unknown_device(self, run: Run, trained: Path) -> None:
+        assert_clear(run("evaluate", trained, "--device", "tpu"), "device = 'tpu'")
+
+
+class TestPredict:
+    GOAL = json.dumps({"observation": [0.1, 0.0], "desired_goal": [0.5]})
+    FLAT = json.dumps([0.1, 0.0, 0.5])
+
+    def test_a_goal_and_a_flat_list_get_the_same_action(self, run: Run, trained: Path) -> None:
+        answer = run("predict", trained, "--obs", "-", stdin=f"{self.GOAL}\n\n{self.FLAT}\n")
+        assert answer.code == 0
+        one, two = (json.loads(line)["action"] for line in answer.out.splitlines())
+        assert one == two
+        assert len(one) == 1
+        assert -1.0 <= one[0] <= 1.0
+
+    def test_a_file_is_read_like_stdin(self, run: Run, trained: Path, tmp_path: Path) -> None:
+        file = tmp_path / "observations.jsonl"
+        file.write_text(f"{self.FLAT}\n[0.1, 0.0, -0.5]\n")
+        from_file = run("predict", trained, "--obs", file)
+        assert from_file.code == 0
+        assert len(from_file.out.splitlines()) == 2
+        assert from_file.out == run("predict", trained, "--obs", "-", stdin=file.read_text()).out
+
+    def test_achieved_goals_are_allowed_and_change_nothing(self, run: Run, trained: Path) -> None:
+        whole = json.dumps({"observation": [0.1, 0.0], "desired_goal": [0.5], "achieved_goal": [0.1]})
+        answer = run("predict", trained, "--obs", "-", stdin=f"{whole}\n{self.FLAT}")
+        assert len(set(answer.out.splitlines())) == 1
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("[0, 0]", "3 numbers"),
+            ("[0, 0, 0, 0]", "3 numbers"),
+            ("[[0, 0, 0]]", "3 numbers"),
+            ("5", "3 numbers"),
+            ('"text"', "3 numbers"),
+            ('["a", 0, 0]', "3 numbers"),
+            ("[0, 0, null]", "numbers"),
+            ("[0, 0, NaN]", "finite"),
+            ("[0, 0, Infinity]", "finite"),
+            ("[0, 0, 1e99]", "finite"),
+            ("not json", "not a JSON value"),
+            ("[0, 0, 0", "not a JSON value"),
+            ("[" * 5000, "not a JSON value"),
+            ('{"observation": [0, 0]}', "'desired_goal' is missing"),
+            ('{"observation": [0, 0], "desired_goal": [0], "goal": 1}', "unknown key 'goal'"),
+            ('{"observation": [0], "desired_goal": [0]}', "observation: expected a list of 2 numbers"),
+            ('{"observation": [0, 0], "desired_goal": 0}', "desired_goal: expected a list of 1 number"),
+        ],
+    )
+    def test_a_bad_line_is_named(self, run: Run, trained: Path, tmp_path: Path, line: str, words: str) -> None:
+        file = tmp_path / "observations.jsonl"
+        file.write_text(f"{self.FLAT}\n\n{line}\n")
+        answer = run("predict", trained, "--obs", file)
+        assert len(answer.out.splitlines()) == 1  # the good line before it
+        assert_clear(answer._replace(out=""), f"{file}, line 3", words)
+
+    def test_text_in_place_of_a_number_is_refused(self, run: Run, trained: Path) -> None:
+        assert_clear(run("predict", trained, "--obs", "-", stdin='["0", 0, 0]'), "line 1", "numbers")
+
+    def test_standard_input_is_called_by_its_name(self, run: Run, trained: Path) -> None:
+        assert_clear(run("predict", trained, "--obs", "-", stdin="x"), "line 1")
+
+    def test_a_missing_or_binary_file(self, run: Run, trained: Path, tmp_path: Path) -> None:
+        assert_clear(run("predict", trained, "--obs", tmp_path / "missing"), "--obs", "missing")
+        binary = tmp_path / "binary"
+        binary.write_bytes(b"\xff\xfe\x00")
+        assert_clear(run("predict", trained, "--obs", binary), str(binary))
+
+
+class TestResume:
+    def test_a_finished_run_has_nothing_left_to_do(self, run: Run, copy: Path) -> None:
+        result = run("resume", copy, "--json").json
+        assert set(result) == ANSWER_KEYS
+        assert (result["status"], result["global_step"], result["update_count"]) == ("completed", 120, 70)
+
+    def test_a_longer_budget_goes_on(self, run: Run, copy: Path) -> None:
+        config = copy / "config.yaml"
+        config.write_text(config.read_text().replace("total_timesteps: 120", "total_timesteps: 180"))
+        result = run("resume", copy, "--json").json
+        assert (result["global_step"], result["update_count"]) == (180, 130)
+
+    @pytest.mark.parametrize("spoil", ["12", "120,70,", "1,2\n3", "\x00\x00"])
+    def test_a_log_that_broke_off_in_mid_line_is_cut_back(self, run: Run, copy: Path, spoil: str) -> None:
+        log = copy / "metrics.csv"
+        whole = list(csv.DictReader(log.open()))
+        log.write_text(log.read_text() + spoil)
+        answer = run("resume", copy, "--json")
+        assert answer.code == 0
+        assert list(csv.DictReader(log.open()))[: len(whole)] == whole
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ("num_envs: 1", "num_envs: 2"),
+            ("buffer_capacity: 1000", "buffer_capacity: 60"),
+            ("hidden_sizes:\n  - 8", "hidden_sizes:\n  - 9"),
+            (POINT, "rl_training/PointReach2D-v0"),
+        ],
+    )
+    def test_a_configuration_that_no_longer_fits_is_explained(self, run: Run, copy: Path, old: str, new: str) -> None:
+        config = copy / "config.yaml"
+        text = config.read_text().replace("total_timesteps: 120", "total_timesteps: 180")
+        assert old.replace("  ", "    ") in text or old in text
+        text = text.replace(old.replace("  ", "    "), new.replace("  ", "    ")).replace(old, new)
+        config.write_text(text)
+        key = new.split(":")[0] if ":" in new else "env_id"
+        assert_clear(run("resume", copy), key)
+
+    def test_a_resumed_run_may_be_told_to_evaluate_more_often(self, run: Run, copy: Path) -> None:
+        config = copy / "config.yaml"
+        text = config.read_text().replace("total_timesteps: 120", "total_timesteps: 180")
+        config.write_text(text.replace("eval_interval: 60", "eval_interval: 20"))
+        answer = run("resume", copy, "--json")
+        assert answer.code == 0
+        assert "step 140 of 180" in answer.err
+
+    def test_a_missing_checkpoint(self, run: Run, copy: Path) -> None:
+        shutil.rmtree(copy / "checkpoints")
+        assert_clear(run("resume", copy), str(copy), "checkpoint")
+
+    @pytest.mark.parametrize("command", ["resume", "evaluate"])
+    @pytest.mark.parametrize("key", ["config", "spec", "files", "state", "global_step"])
+    def test_a_manifest_with_a_hole_is_a_damaged_checkpoint(self, run: Run, copy: Path, command: str, key: str) -> None:
+        for manifest in (copy / "checkpoints").glob("*/manifest.json"):
+            content = json.loads(manifest.read_text())
+            del content[key]
+            manifest.write_text(json.dumps(content))
+        assert_clear(run(command, copy), "manifest.json")
+
+    def test_a_damaged_file_is_named(self, run: Run, copy: Path) -> None:
+        for file in (copy / "checkpoints").glob("*/learner.safetensors"):
+            file.write_bytes(b"\x00" * 100)
+        for command in ("resume", "evaluate"):
+            assert_clear(run(command, copy), "learner.safetensors", "damaged")
+
+
+class TestReport:
+    def test_one_run_and_several(self, run: Run, trained: Path, tmp_path: Path) -> None:
+        file = tmp_path / "new folder" / "page.html"
+        answer = run("report", trained, "-o", file)
+        assert (answer.code, answer.out.strip()) == (0, str(file))
+        page = file.read_text()
+        assert trained.name in page
+        assert "Success rate" in page
+        assert run("report", trained, trained, "-o", file).code == 0
+        assert "2 runs" in file.read_text()
+
+    @pytest.mark.parametrize("text", ["", "garbage\n1,2\n", "global_step,update_count,x\n1,2,words\n", "\x00"])
+    def test_a_run_without_readable_metrics(self, run: Run, copy: Path, tmp_path: Path, text: str) -> None:
+        (copy / "metrics.csv").write_text(text)
+        assert_clear(run("report", copy, "-o", tmp_path / "page.html"), str(copy), "metrics")
+        assert not (tmp_path / "page.html").exists()
+
+    def test_a_run_without_its_configuration(self, run: Run, copy: Path, tmp_path: Path) -> None:
+        (copy / "config.yaml").unlink()
+        assert_clear(run("report", copy, "-o", tmp_path / "page.html"), "config.yaml")
+
+    def test_a_page_that_cannot_be_written(self, run: Run, trained: Path, tmp_path: Path) -> None:
+        assert_clear(run("report", trained, "-o", tmp_path), str(tmp_path))
+        (tmp_path / "file").write_text("")
+        assert_clear(run("report", trained, "-o", tmp_path / "file" / "page.html"), "page.html")
+
+
+class TestInformation:
+    def test_presets_are_listed_with_their_environments(self, run: Run) -> None:
+        answer = run("presets")
+        assert answer.code == 0
+        listed = dict(line.split() for line in answer.out.splitlines())
+        assert list(listed) == preset_names()
+        assert listed["her/point_reach"] == "rl_training/PointReach2D-v0"
+
+    def test_a_preset_is_shown_as_a_file_that_can_be_used(self, run: Run, tmp_path: Path) -> None:
+        answer = run("presets", "her/point_reach")
+        assert answer.code == 0
+        file = tmp_path / "mine.yaml"
+        file.write_text(answer.out)
+        assert load_config(file) == load_config("her/point_reach")
+
+    def test_an_unknown_preset_gets_the_nearest(self, run: Run) -> None:
+        assert_clear(run("presets", "sac/pendolum"), "sac/pendolum", "'sac/pendulum'")
+
+    def test_only_presets_are_shown(self, run: Run, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("not a preset")
+        assert_clear(run("presets", secret), str(secret))
+
+    def test_a_fit_environment(self, run: Run) -> None:
+        answer = run("check-env", POINT)
+        assert (answer.code, answer.err) == (0, "")
+        assert f"{POINT} is fit for HER" in answer.out
+        for word in (
+            "compute_reward",
+            "compute_terminated",
+            "compute_truncated",
+            "is_success",
+            "observation 2, goal 1",
+        ):
+            assert word in answer.out
+
+    def test_a_fit_environment_in_json(self, run: Run) -> None:
+        report = run("check-env", POINT, "--json").json
+        assert report["fit_for_her"] is True
+        assert report["problems"] == []
+
+    def test_an_unfit_environment_exits_with_2_and_says_why(self, run: Run) -> None:
+        answer = run("check-env", "CartPole-v1")
+        assert answer.code == 2
+        assert "CartPole-v1 is not fit for HER" in answer.out
+        assert "achieved_goal" in answer.err
+        report = run("check-env", "CartPole-v1", "--json")
+        assert report.code == 2
+        assert report.json["fit_for_her"] is False
+
+    def test_a_reason_names_the_environment_once(self, run: Run) -> None:
+        answer = run("check-env", "FrozenLake-v1")
+        assert answer.code == 2
+        assert answer.err.count("FrozenLake-v1") == 1
+
+    @pytest.mark.parametrize("env_id", ["PointGoal1D-v0", "rl_training/PointGoal1D", "rl_training/PointGoal1D-v7"])
+    def test_an_unknown_environment_gets_the_nearest(self, run: Run, env_id: str) -> None:
+        assert_clear(run("check-env", env_id), env_id, f"'{POINT}'")
+
+    def test_doctor(self, run: Run) -> None:
+        facts = run("doctor", "--json").json
+        assert {"rl-training", "python", "torch", "gymnasium", "cuda", "cpu"} <= set(facts)
+        answer = run("doctor")
+        assert answer.code == 0
+        assert all(name in answer.out and value in answer.out for name, value in facts.items())
+
+    def test_help_lists_every_command(self, run: Run) -> None:
+        answer = run("--help")
+        assert answer.code == 0
+        for command in ("train", "resume", "evaluate", "predict", "report", "presets", "check-env", "doctor"):
+            assert command in answer.out
+
+
+class TestProcess:
+    """What only a process of its own shows: the real exit status, and that nothing else reaches stdout."""
+
+    @staticmethod
+    def execute(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rl_training", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    def test_success(self, tmp_path: Path) -> None:
+        process = self.execute("train", "her/point_goal", *tiny(), "--output-dir", tmp_path, "--json")
+        assert process.returncode == 0
+        assert set(json.loads(process.stdout)) == ANSWER_KEYS
+
+    def test_a_mistake(self, tmp_path: Path) -> None:
+        process = self.execute("train", "her/point_reech", "--output-dir", tmp_path)
+        assert process.returncode == 2
+        assert process.stdout == ""
+        assert process.stderr.startswith("error: no preset or file 'her/point_reech'")
+        assert len(process.stderr.splitlines()) == 1
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.skipif(shutil.which("head") is None, reason="needs head")
+    def test_a_reader_that_has_seen_enough_is_no_traceback(self, trained: Path, tmp_path: Path) -> None:
+        file = tmp_path / "many.jsonl"
+        file.write_text("[0, 0, 0]\n" * 3000)
+        command = f"{sys.executable} -m rl_training predict '{trained}' --obs '{file}' | head -n 1"
+        process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+        assert "action" in process.stdout
+        assert "Traceback" not in process.stderr

@@ -1,0 +1,88 @@
+"""Each algorithm learns a task in seconds, and fails it when the idea that makes it work is taken away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.config import parse_config
+from rl_training.experiment.registry import recipe_for
+from rl_training.runtime.recipe import train
+
+SMALL = {"hidden_sizes": [64, 64], "batch_size": 128, "learning_rate": 1e-3, "eval_interval": None}
+
+
+def final_metrics(folder: Path, algo: str, env_id: str, steps: int, **changes: Any) -> dict[str, float]:
+    """Train a small network and return its last evaluation."""
+    values = {
+        "algo": algo,
+        "env_id": env_id,
+        "total_timesteps": steps,
+        "eval_episodes": 30,
+        "output_dir": str(folder),
+        **changes,
+        "algo_kwargs": SMALL | changes.get("algo_kwargs", {}),
+    }
+    return train(recipe_for(algo), parse_config(values)).metrics
+
+
+def bit_flipping(folder: Path, **algo_kwargs: Any) -> float:
+    options = {"backend": "dqn", "gamma": 0.98, "tau": 0.05, "learning_starts": 500, "random_action_prob": 0.1}
+    metrics = final_metrics(
+        folder,
+        "her",
+        "rl_training/BitFlipping-v0",
+        6000,
+        env_kwargs={"n_bits": 12},
+        algo_kwargs=options | {"gradient_updates_per_step": 0.5} | algo_kwargs,
+    )
+    return metrics["eval/success_rate"]
+
+
+def test_hindsight_solves_bit_flipping(tmp_path):
+    assert bit_flipping(tmp_path) >= 0.9
+
+
+def test_without_hindsight_bit_flipping_is_not_solved(tmp_path):
+    assert bit_flipping(tmp_path, her_ratio=0.0) <= 0.2
+
+
+@pytest.mark.parametrize("num_envs", [1, 4])
+@pytest.mark.parametrize("backend", ["ddpg", "td3", "sac"])
+def test_hindsight_reaches_goals_on_a_line(tmp_path, backend, num_envs):
+    options = {"backend": backend, "gamma": 0.95, "tau": 0.05, "learning_starts": 500, "random_action_prob": 0.3}
+    metrics = final_metrics(tmp_path, "her", "rl_training/PointGoal1D-v0", 2500, num_envs=num_envs, algo_kwargs=options)
+    assert metrics["eval/success_rate"] >= 0.9
+
+
+@pytest.mark.parametrize(("ratio", "reached"), [(0.8, True), (0.0, False)])
+def test_goals_in_the_plane_are_reached_with_hindsight_and_missed_without(tmp_path, ratio, reached):
+    options = {"backend": "ddpg", "gamma": 0.95, "tau": 0.05, "learning_starts": 1000, "random_action_prob": 0.3}
+    metrics = final_metrics(
+        tmp_path, "her", "rl_training/PointReach2D-v0", 6000, algo_kwargs=options | {"her_ratio": ratio}
+    )
+    success = metrics["eval/success_rate"]
+    assert success >= 0.9 if reached else success <= 0.3
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac"])
+def test_the_pendulum_is_swung_up(tmp_path, algo):
+    options = {"gamma": 0.98, "tau": 0.01, "learning_starts": 500}
+    metrics = final_metrics(tmp_path, algo, "Pendulum-v1", 8000, seed=1, algo_kwargs=options)
+    assert metrics["eval/mean_reward"] >= -300  # random play gets about -1,200
+
+
+def test_the_pole_is_balanced(tmp_path):
+    options = {
+        "gamma": 0.99,
+        "tau": 0.01,
+        "learning_starts": 500,
+        "critic_layer_norm": True,
+        "lr_schedule": "linear",
+        "gradient_updates_per_step": 0.5,
+        "random_action_prob": {"kind": "linear", "start": 1.0, "end": 0.05, "fraction": 0.3},
+    }
+    metrics = final_metrics(tmp_path, "dqn", "CartPole-v1", 25_000, algo_kwargs=options)
+    assert metrics["eval/mean_reward"] >= 100  # random play gets about 20
