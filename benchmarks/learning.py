@@ -41,9 +41,9 @@ def train_and_evaluate(preset: str, overrides: list[str], seed: int) -> dict[str
     """Train once and evaluate the last checkpoint on episodes that training never saw."""
     from rl_training.config import load_config
     from rl_training.experiment.registry import recipe_for
+    from rl_training.runtime.assembly import load_learner, train
     from rl_training.runtime.checkpointing import resolve_checkpoint
     from rl_training.runtime.evaluator import Evaluator
-    from rl_training.runtime.recipe import load_learner, train
 
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(preset, [*overrides, f"seed={seed}", f"output_dir={folder}"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.algorithms import DDPG, DQN, HER, SAC, TD3, Learner
+from rl_training.algorithms import AWAC, BC, CQL, DDPG, DQN, HER, IQL, SAC, TD3, TD3BC, DiscreteCQL, Learner
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, SpaceSpec
 
@@ -27,6 +27,15 @@ LEARNERS = [
     pytest.param(TD3, GOAL, {"normalize_observations": True, "max_grad_norm": 1.0}, id="td3-goal-normalised"),
     pytest.param(SAC, GOAL, {}, id="sac-goal"),
     pytest.param(HER, GOAL, {}, id="her"),
+    pytest.param(BC, CONTINUOUS, {}, id="bc"),
+    pytest.param(BC, CONTINUOUS, {"policy": "gaussian"}, id="bc-gaussian"),
+    pytest.param(BC, DISCRETE, {}, id="bc-discrete"),
+    pytest.param(TD3BC, CONTINUOUS, {"normalize_observations": True}, id="td3_bc"),
+    pytest.param(IQL, CONTINUOUS, {}, id="iql"),
+    pytest.param(AWAC, CONTINUOUS, {}, id="awac"),
+    pytest.param(CQL, CONTINUOUS, {"cql_alpha": 0.1}, id="cql"),
+    pytest.param(CQL, CONTINUOUS, {"cql_alpha": 0.1, "lagrange": 5.0}, id="cql-lagrange"),
+    pytest.param(DiscreteCQL, DISCRETE, {"cql_alpha": 0.1}, id="discrete_cql"),
 ]
 
 
@@ -57,11 +66,12 @@ class TestContract:
         for seed in range(4):
             metrics.update(learner.update(random_batch(spec, seed=seed)))
         assert learner.update_count == 4
-        assert {"train/critic_loss", "train/q_mean"} <= metrics.keys()
+        assert learner_type is BC or {"train/critic_loss", "train/q_mean"} <= metrics.keys()
         assert spec.is_discrete or "train/actor_loss" in metrics
         assert all(isinstance(value, torch.Tensor) and value.isfinite() for value in metrics.values())
         unmoved = {name for name, value in weights(learner).items() if torch.equal(value, before[name])}
         fixed = {"log_alpha"} if options.get("alpha") else set()
+        fixed |= {"log_cql_alpha"} if learner_type is CQL and "lagrange" not in options else set()
         assert {name for name in unmoved if "normalizer" not in name} == fixed
 
     def test_actions_are_in_bounds_and_predict_speaks_the_environments_units(self, learner_type, spec, options):
@@ -122,12 +132,14 @@ class TestContract:
         assert all(torch.equal(after[name], value) for name, value in before.items() if "normalizer" not in name)
 
     def test_repeated_updates_fit_one_batch(self, learner_type, spec, options):
-        learner = learner_type(spec, SMALL | options | {"learning_rate": 1e-3, "gamma": 0.0})
+        without_future = {} if learner_type is BC else {"gamma": 0.0}
+        learner = learner_type(spec, SMALL | options | {"learning_rate": 1e-3} | without_future)
         batch = random_batch(spec)
-        first = learner.update(batch)["train/critic_loss"]
+        name = "train/actor_loss" if learner_type is BC else "train/critic_loss"
+        first = learner.update(batch)[name]
         for _ in range(300):
-            last = learner.update(batch)["train/critic_loss"]
-        assert last < 0.5 * first
+            last = learner.update(batch)[name]
+        assert last < first - 0.3 * first.abs()
 
 
 def test_a_learner_refuses_the_wrong_kind_of_actions():
@@ -271,3 +283,70 @@ def test_normaliser_matches_the_statistics_of_everything_it_saw():
     out = normalizer(data)
     torch.testing.assert_close(out.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
     assert normalizer(torch.full((1, 3), 1e9)).abs().max() == 10.0
+
+
+def test_td3_bc_weighs_the_value_by_its_size():
+    learner = TD3BC(CONTINUOUS, SMALL | {"bc_alpha": 2.5})
+    batch = random_batch(CONTINUOUS)
+    loss, metrics = learner.actor_loss(batch)
+    values = learner.model.critic(batch.observations, learner.model.actor(batch.observations))[0]
+    expected = metrics["train/bc_loss"] - 2.5 * values.mean() / values.abs().mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    cloning = TD3BC(CONTINUOUS, SMALL | {"bc_alpha": 0.0})
+    loss, metrics = cloning.actor_loss(batch)
+    assert loss.item() == pytest.approx(metrics["train/bc_loss"].item())
+
+
+@pytest.mark.parametrize("expectile", [0.5, 0.9])
+def test_iql_value_is_the_expectile_of_the_critics(expectile):
+    learner = IQL(CONTINUOUS, SMALL | {"expectile": expectile, "learning_rate": 3e-3})
+    batch = random_batch(CONTINUOUS, size=64)._replace(observations=torch.zeros(64, 3))  # one state, 64 actions
+    targets = learner._target_minimum(batch.observations, batch.actions)
+    for _ in range(800):
+        loss, _ = learner.value_loss(batch)
+        learner._minimize(loss, learner.value_optimizer)
+    value = learner.model.value(batch.observations[:1]).item()
+    above = (targets - value).clamp(min=0).sum().item()
+    below = (value - targets).clamp(min=0).sum().item()
+    assert expectile * above == pytest.approx((1 - expectile) * below, rel=0.05)
+
+
+def test_advantage_weights_prefer_better_actions_and_are_limited():
+    batch = random_batch(CONTINUOUS, size=4)
+    advantages = torch.tensor([-100.0, 0.0, 1.0, 100.0])
+    learner = IQL(CONTINUOUS, SMALL | {"temperature": 2.0, "max_weight": 50.0})
+    log_probs = learner.model.actor.log_prob(batch.observations, batch.actions)
+    weights = torch.tensor([0.0, 1.0, np.exp(2.0), 50.0])
+    expected = -(weights * log_probs).mean()
+    assert learner.actor_loss(batch, advantages).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_cql_gap_is_the_log_mean_exp_of_other_actions_less_the_data():
+    learner = CQL(CONTINUOUS, SMALL | {"cql_actions": 4000})
+    batch = random_batch(CONTINUOUS, size=2)
+    grid = torch.linspace(-1, 1, 81)
+    actions = torch.cartesian_prod(grid, grid)
+    gap = learner.conservative_gap(batch)
+    for member in range(2):
+        exact = []
+        for row in range(2):
+            values = learner.model.critic(batch.observations[row].expand(len(actions), -1), actions)[member]
+            # The integral of exp Q over the square of area 4, which all three sources estimate.
+            integral = torch.logsumexp(values, 0) + np.log(4.0 / len(actions))
+            taken = learner.model.critic(batch.observations[row : row + 1], batch.actions[row : row + 1])[member, 0]
+            exact.append((integral - taken).item())
+        assert gap[member].item() == pytest.approx(np.mean(exact), abs=0.05)
+
+
+def test_conservatism_lowers_the_value_of_unseen_actions():
+    def gap_after_training(learner_type, spec, **options) -> float:
+        learner = learner_type(spec, SMALL | {"learning_rate": 3e-3, "gamma": 0.5} | options)
+        batch = random_batch(spec, size=64)
+        for _ in range(200):
+            metrics = learner.update(batch)
+        return metrics["train/cql_gap"].item()
+
+    for learner_type, spec in ((CQL, CONTINUOUS), (DiscreteCQL, DISCRETE)):
+        assert gap_after_training(learner_type, spec, cql_alpha=5.0) < gap_after_training(
+            learner_type, spec, cql_alpha=0.0
+        )

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from rl_training.errors import CheckpointError
 from rl_training.experiment.registry import recipe_for
+from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import (
     CheckpointStore,
@@ -23,7 +24,6 @@ from rl_training.runtime.checkpointing import (
     resolve_checkpoint,
 )
 from rl_training.runtime.logging import read_metrics
-from rl_training.runtime.recipe import resume, train
 
 
 class StopAt(Callback):

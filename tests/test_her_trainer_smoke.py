@@ -8,8 +8,8 @@ from rl_training.config import parse_config
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import Callback, train_her
+from rl_training.runtime.assembly import build_learner, load_learner
 from rl_training.runtime.checkpointing import find_checkpoint
-from rl_training.runtime.recipe import build_learner, load_learner
 
 
 class Watch(Callback):

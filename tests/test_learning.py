@@ -9,7 +9,7 @@ import pytest
 
 from rl_training.config import parse_config
 from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.recipe import train
+from rl_training.runtime.assembly import train
 
 SMALL = {"hidden_sizes": [64, 64], "batch_size": 128, "learning_rate": 1e-3, "eval_interval": None}
 

@@ -8,10 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api import DDPG, DQN, HER, SAC, TD3
+    from rl_training.api import AWAC, BC, CQL, DDPG, DQN, HER, IQL, SAC, TD3, TD3BC, DiscreteCQL
     from rl_training.config import TrainConfig, load_config
 
-__all__ = ["DDPG", "DQN", "HER", "SAC", "TD3", "TrainConfig", "load_config"]
+__all__ = [
+    "AWAC",
+    "BC",
+    "CQL",
+    "DDPG",
+    "DQN",
+    "HER",
+    "IQL",
+    "SAC",
+    "TD3",
+    "TD3BC",
+    "DiscreteCQL",
+    "TrainConfig",
+    "load_config",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
-        from rl_training.runtime.recipe import package_version
+        from rl_training.runtime.assembly import package_version
 
         print(package_version())
         raise typer.Exit

@@ -42,9 +42,9 @@ class TrainConfig(Settings):
     """One training run: what to train, where, for how long, and with which settings."""
 
     algo: str = Field(description="a registered algorithm, e.g. her")
-    env_id: str = Field(description="a Gymnasium environment id")
+    env_id: str | None = Field(None, description="a Gymnasium environment id; offline runs can do without")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="decides every random number of the run")
-    total_timesteps: int = Field(gt=0, description="environment transitions over all environments")
+    total_timesteps: int = Field(gt=0, description="environment transitions over all environments; offline, updates")
     output_dir: Path = Field(Path("runs"), description="folder in which the run's own folder is made")
     device: str = Field("cpu", description="cpu, cuda, cuda:N, or auto (cuda where there is one)")
     num_threads: int = Field(

@@ -18,6 +18,10 @@ class EnvError(RLTrainingError, ValueError):
     """An environment does not exist, or does not suit the algorithm."""
 
 
+class DatasetError(RLTrainingError, ValueError):
+    """A file of transitions is missing, damaged, or does not suit the task."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged or of another format."""
 

@@ -8,12 +8,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, LearnerSettings
-from rl_training.models import MLPDDPGModel, MLPSACModel
+from rl_training.algorithms.base import CriticSettings, Learner
+from rl_training.models import MLPAWACModel, MLPDDPGModel, MLPIQLModel, MLPSACModel
 from rl_training.types import Batch, Metrics
 
 
-class ActorCriticSettings(LearnerSettings):
+class ActorCriticSettings(CriticSettings):
     """Settings of learners with an actor and an ensemble of critics."""
 
     actor_lr: float | None = Field(None, gt=0, description="learning rate of the actor; unset: learning_rate")
@@ -34,7 +34,7 @@ class ActorCriticSettings(LearnerSettings):
 class ActorCritic(Learner):
     """Builds the networks and optimisers, and knows the temporal-difference error of an ensemble."""
 
-    Model: ClassVar[type[MLPDDPGModel] | type[MLPSACModel]]
+    Model: ClassVar[type[MLPDDPGModel | MLPSACModel | MLPAWACModel | MLPIQLModel]]
     settings: Any
 
     def _build(self, generator: torch.Generator) -> None:

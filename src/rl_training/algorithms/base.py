@@ -23,19 +23,24 @@ class LearnerSettings(Settings):
 
     hidden_sizes: tuple[int, ...] = Field((256, 256), min_length=1, description="units of each hidden layer")
     batch_size: int = Field(256, ge=1, description="transitions of one update")
-    gamma: float = Field(0.99, ge=0, lt=1, description="discount")
-    tau: float = Field(0.005, gt=0, le=1, description="share of the networks that the targets take over per update")
     learning_rate: float = Field(3e-4, gt=0, description="of every optimiser that has no rate of its own")
     max_grad_norm: float | None = Field(None, gt=0, description="clip each optimiser's gradient to this norm")
     normalize_observations: bool = Field(False, description="scale observations by their running mean and deviation")
-    critic_layer_norm: bool | None = Field(None, description="LayerNorm in the critics; unset: in goal tasks")
-    clamp_target: bool = Field(True, description="keep bootstrapped values within what the reward allows, where known")
 
     @model_validator(mode="after")
     def _positive_sizes(self) -> LearnerSettings:
         if any(size < 1 for size in self.hidden_sizes):
             raise ValueError(f"hidden_sizes = {list(self.hidden_sizes)}: expected sizes of at least 1")
         return self
+
+
+class CriticSettings(LearnerSettings):
+    """Settings of learners that learn values."""
+
+    gamma: float = Field(0.99, ge=0, lt=1, description="discount")
+    tau: float = Field(0.005, gt=0, le=1, description="share of the networks that the targets take over per update")
+    critic_layer_norm: bool | None = Field(None, description="LayerNorm in the critics; unset: in goal tasks")
+    clamp_target: bool = Field(True, description="keep bootstrapped values within what the reward allows, where known")
 
 
 class Learner(nn.Module):
@@ -47,7 +52,7 @@ class Learner(nn.Module):
 
     Settings: ClassVar[type[LearnerSettings]]
     settings: Any
-    actions: ClassVar[Literal["continuous", "discrete"]] = "continuous"
+    actions: ClassVar[Literal["continuous", "discrete", "any"]] = "continuous"
     exploration_noise: ClassVar[float] = 0.0
     random_action_prob: ClassVar[float] = 0.0
     """How a run explores unless its settings say otherwise."""
@@ -62,9 +67,9 @@ class Learner(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        if spec.is_discrete != (self.actions == "discrete"):
-            found = "discrete" if spec.is_discrete else "continuous"
-            fits = "dqn" if spec.is_discrete else "ddpg, td3 or sac"
+        found = "discrete" if spec.is_discrete else "continuous"
+        if self.actions not in (found, "any"):
+            fits = "dqn, bc or discrete_cql" if spec.is_discrete else "an algorithm such as ddpg, td3 or sac"
             raise ConfigError(f"{name} needs {self.actions} actions and this task's are {found}: expected {fits}")
         if not isinstance(settings, LearnerSettings):
             settings = parse_settings(self.Settings, settings or {}, where=name)
@@ -73,9 +78,11 @@ class Learner(nn.Module):
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.update_count = 0
         self.normalizer = ObservationNormalizer(spec.policy_dim) if settings.normalize_observations else None
-        goal_task = spec.goal_dim > 0
-        self.critic_layer_norm = goal_task if settings.critic_layer_norm is None else settings.critic_layer_norm
-        self.value_bounds = self._value_bounds()
+        self.value_bounds: tuple[float, float] | None = None
+        if isinstance(settings, CriticSettings):
+            layer_norm = settings.critic_layer_norm
+            self.critic_layer_norm = spec.goal_dim > 0 if layer_norm is None else layer_norm
+            self.value_bounds = self._value_bounds()
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._learning_rates: dict[str, float] = {}
         # Weights are drawn on the CPU, so that a seed means the same networks on every device.

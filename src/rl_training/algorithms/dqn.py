@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, LearnerSettings, soft_update
+from rl_training.algorithms.base import CriticSettings, Learner, soft_update
 from rl_training.models import MLPDQNModel
 from rl_training.types import Batch, Metrics
 
 
-class DQNSettings(LearnerSettings):
+class DQNSettings(CriticSettings):
     """Settings of DQN."""
 
 

@@ -1,5 +1,18 @@
 """The managed classes."""
 
-from rl_training.api.algorithms import DDPG, DQN, HER, SAC, TD3, ManagedAlgorithm
+from rl_training.api.algorithms import (
+    AWAC,
+    BC,
+    CQL,
+    DDPG,
+    DQN,
+    HER,
+    IQL,
+    SAC,
+    TD3,
+    TD3BC,
+    DiscreteCQL,
+    ManagedAlgorithm,
+)
 
-__all__ = ["DDPG", "DQN", "HER", "SAC", "TD3", "ManagedAlgorithm"]
+__all__ = ["AWAC", "BC", "CQL", "DDPG", "DQN", "HER", "IQL", "SAC", "TD3", "TD3BC", "DiscreteCQL", "ManagedAlgorithm"]

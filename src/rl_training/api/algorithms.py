@@ -24,10 +24,10 @@ from rl_training.experiment.manager import (
     train_experiment,
 )
 from rl_training.experiment.registry import recipe_for
+from rl_training.runtime.assembly import build_learner
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import find_checkpoint
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.recipe import build_learner
 from rl_training.types import Observation
 
 ManagedT = TypeVar("ManagedT", bound="ManagedAlgorithm")
@@ -82,6 +82,8 @@ class ManagedAlgorithm:
     def learner(self) -> Learner:
         """The policy."""
         if self._learner is None:
+            if self.config.env_id is None:
+                raise CheckpointError(f"{type(self).__name__} has no env_id: call learn() or load() first")
             env = make_env(self.config.env_id, self.config.env_kwargs)
             try:
                 self._learner = build_learner(recipe_for(self.algo), self.config, space_spec(env))
@@ -160,3 +162,39 @@ class HER(ManagedAlgorithm):
     """Hindsight Experience Replay over the ``backend`` learner."""
 
     algo = "her"
+
+
+class BC(ManagedAlgorithm):
+    """Behavioural cloning."""
+
+    algo = "bc"
+
+
+class TD3BC(ManagedAlgorithm):
+    """TD3 with a behavioural-cloning term."""
+
+    algo = "td3_bc"
+
+
+class IQL(ManagedAlgorithm):
+    """Implicit Q-learning."""
+
+    algo = "iql"
+
+
+class CQL(ManagedAlgorithm):
+    """Conservative Q-learning."""
+
+    algo = "cql"
+
+
+class DiscreteCQL(ManagedAlgorithm):
+    """Conservative Q-learning on discrete actions."""
+
+    algo = "discrete_cql"
+
+
+class AWAC(ManagedAlgorithm):
+    """Advantage-weighted actor-critic."""
+
+    algo = "awac"

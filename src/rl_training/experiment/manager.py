@@ -9,10 +9,10 @@ from typing import Any
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config
-from rl_training.errors import CheckpointError, MissingExtraError
+from rl_training.errors import CheckpointError, ConfigError, MissingExtraError
 from rl_training.experiment.registry import recipe_for
 from rl_training.experiment.report import write_report
-from rl_training.runtime import recipe as runs
+from rl_training.runtime import assembly as runs
 from rl_training.runtime.callbacks import Callback, ProgressCallback
 from rl_training.runtime.checkpointing import find_checkpoint, read_manifest
 from rl_training.runtime.controls import TrainResult
@@ -60,6 +60,8 @@ def evaluate_experiment(
     ``video`` names a folder for recordings of the first three episodes.
     """
     learner, config, checkpoint = load_policy(path, device)
+    if config.env_id is None:
+        raise ConfigError(f"{path}: this policy was trained without an env_id, so there is nothing to evaluate it in")
     evaluator = Evaluator(
         config.env_id, config.env_kwargs, episodes=episodes, seed=seed, render_mode="rgb_array" if video else None
     )

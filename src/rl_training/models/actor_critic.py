@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.actors import DeterministicActor, SquashedGaussianActor
+from rl_training.models.actors import DeterministicActor, GaussianActor, SquashedGaussianActor
 from rl_training.models.mlp import MLP, CriticEnsemble
 from rl_training.types import SpaceSpec
 
@@ -57,6 +57,41 @@ class MLPSACModel(nn.Module):
         self.actor = SquashedGaussianActor(spec, hidden_sizes, generator)
         self.critic = CriticEnsemble(inputs, hidden_sizes, generator, layer_norm=critic_layer_norm, members=num_critics)
         self.target_critic = target_copy(self.critic)
+
+
+class MLPAWACModel(nn.Module):
+    """Gaussian actor with finite density at the bounds, critics and target critics."""
+
+    def __init__(
+        self,
+        spec: SpaceSpec,
+        hidden_sizes: Sequence[int],
+        generator: torch.Generator,
+        *,
+        num_critics: int = 2,
+        critic_layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        inputs = spec.policy_dim + spec.action_dim
+        self.actor = GaussianActor(spec, hidden_sizes, generator)
+        self.critic = CriticEnsemble(inputs, hidden_sizes, generator, layer_norm=critic_layer_norm, members=num_critics)
+        self.target_critic = target_copy(self.critic)
+
+
+class MLPIQLModel(MLPAWACModel):
+    """The same with a state value."""
+
+    def __init__(
+        self,
+        spec: SpaceSpec,
+        hidden_sizes: Sequence[int],
+        generator: torch.Generator,
+        *,
+        num_critics: int = 2,
+        critic_layer_norm: bool = False,
+    ) -> None:
+        super().__init__(spec, hidden_sizes, generator, num_critics=num_critics, critic_layer_norm=critic_layer_norm)
+        self.value = MLP(spec.policy_dim, hidden_sizes, 1, generator, layer_norm=critic_layer_norm)
 
 
 class MLPDQNModel(nn.Module):

@@ -27,6 +27,37 @@ class DeterministicActor(nn.Module):
         return torch.tanh(self.mlp(observations))
 
 
+class GaussianActor(nn.Module):
+    """A Gaussian around ``tanh`` of an MLP, with one learned deviation per action dimension.
+
+    Unlike the squashed one its density is finite at the bounds, where logged actions often lie.
+    """
+
+    def __init__(self, spec: SpaceSpec, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        self.mlp = MLP(spec.policy_dim, hidden_sizes, spec.action_dim, generator)
+        self.log_std = nn.Parameter(torch.zeros(spec.action_dim))
+
+    def mode(self, observations: Tensor) -> Tensor:
+        """Return the mean, the action to take when not exploring."""
+        return torch.tanh(self.mlp(observations))
+
+    def sample(self, observations: Tensor, generator: torch.Generator) -> Tensor:
+        """Return actions ``[B, A]`` within the bounds."""
+        mean = self.mode(observations)
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        return torch.addcmul(mean, self._log_std.exp(), noise).clamp(-1.0, 1.0)
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the log-density ``[B]`` of given actions."""
+        z = (actions - self.mode(observations)) * (-self._log_std).exp()
+        return (-0.5 * z.square() - self._log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    @property
+    def _log_std(self) -> Tensor:
+        return self.log_std.clamp(-5.0, LOG_STD_MAX)
+
+
 class SquashedGaussianActor(nn.Module):
     """A Gaussian with state-dependent mean and deviation, squashed by ``tanh``."""
 

@@ -58,28 +58,25 @@ class CheckpointStore:
         self.keep = keep
         self._segments: list[dict[str, Any]] = []
 
-    def save(
-        self, state: dict[str, Any], about: dict[str, Any], replay: Replay, *, best: bool = False, latest: bool = True
-    ) -> Path:
+    def save(self, state: dict[str, Any], about: dict[str, Any], replay: Replay | None, *, best: bool = False) -> Path:
         """Write a checkpoint and point ``latest`` (and ``best``) at it.
 
         Args:
             state: nested dictionaries of tensors, arrays and plain values.
             about: plain values for the manifest, ``global_step`` and ``update_count`` among them.
-            replay: the buffer whose new rows are written as a segment.
+            replay: the buffer whose new rows are written as a segment; None where there is none.
             best: whether this is the best policy so far.
-            latest: whether a resumed run should start here.
         """
         path = self.folder / f"{about['global_step']:09d}-{about['update_count']:09d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.segment_folder.mkdir(exist_ok=True)
             if not path.exists():
-                self._write_segment(replay)
+                if replay is not None:
+                    self._write_segment(replay)
                 self._write_checkpoint(path, state, about)
-            for name, wanted in (("latest", latest), ("best", best)):
-                if wanted:
-                    _write_atomically(self.folder / name, lambda file: file.write_text(path.name + "\n"))
+            for name in ["latest", "best"] if best else ["latest"]:
+                _write_atomically(self.folder / name, lambda file: file.write_text(path.name + "\n"))
             self._prune()
         except OSError as error:
             raise CheckpointError(f"{path}: checkpoint not written, earlier ones are intact: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
@@ -14,12 +15,16 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import Settings
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.check import SUCCESS_KEYS
+from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import flatten_goal_observation
 from rl_training.runtime.schedules import Schedule
-from rl_training.types import Observation
+from rl_training.types import Observation, SpaceSpec
 
 Array = NDArray[Any]
+
+_RANDOM_PLAY = 2**21  # its place among the seeds of episodes, out of reach of environment indices
 
 
 class ExplorationSettings(Settings):
@@ -93,7 +98,7 @@ class Collector:
         observations = self._observations
         inputs = torch.from_numpy(self._flat(observations)).to(self.learner.device)
         self.learner.observe(inputs)
-        actions = self._random_actions() if random else self._explore(inputs, progress)
+        actions = random_actions(self.spec, self.rng, self.num_envs) if random else self._explore(inputs, progress)
         next_observations, rewards, terminated, truncated, infos = self.envs.step(self.spec.to_env(actions))
         for index in range(self.num_envs):
             self._actions[index].append(actions[index])
@@ -156,14 +161,8 @@ class Collector:
         probability = self._random_prob(progress)
         if probability > 0:
             chosen = self.rng.random(self.num_envs) < probability
-            actions = np.where(chosen[:, None], self._random_actions(), actions)
+            actions = np.where(chosen[:, None], random_actions(self.spec, self.rng, self.num_envs), actions)
         return actions
-
-    def _random_actions(self) -> Array:
-        shape = (self.num_envs, self.spec.action_dim)
-        if self.spec.num_actions is not None:
-            return self.rng.integers(self.spec.num_actions, size=shape).astype(np.float32)
-        return self.rng.uniform(-1.0, 1.0, size=shape).astype(np.float32)
 
     def _finish(self, done: Array, infos: dict[str, Any]) -> None:
         """Record the episodes that ended and start the next ones."""
@@ -217,3 +216,37 @@ def _success(infos: dict[str, Any], index: int) -> bool | None:
         if key in infos and (f"_{key}" not in infos or infos[f"_{key}"][index]):
             return bool(infos[key][index])
     return None
+
+
+def play_at_random(env_id: str, env_kwargs: Mapping[str, Any], transitions: int, seed: int) -> TransitionDataset:
+    """Return transitions of random play in an environment."""
+    env = make_env(env_id, env_kwargs)
+    spec, rng = space_spec(env), np.random.default_rng(np.random.SeedSequence([seed, 2]))
+    names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
+    steps: list[tuple[Any, ...]] = []
+    episode, done, observation = 0, True, None
+    while len(steps) < transitions:
+        if done:
+            observation, _ = env.reset(seed=episode_seed(seed, _RANDOM_PLAY, episode))
+            episode += 1
+        action = spec.to_env(random_actions(spec, rng, 1))[0]
+        following, reward, terminated, truncated, _ = env.step(action)
+        steps.append((observation, action, reward, following, terminated, truncated))
+        observation, done = following, terminated or truncated
+    env.close()
+    columns: dict[str, Any] = dict(zip(names, zip(*steps, strict=True), strict=True))
+    for name in ("observations", "next_observations"):
+        if isinstance(columns[name][0], dict):
+            columns[name] = {key: np.stack([row[key] for row in columns[name]]) for key in columns[name][0]}
+    return TransitionDataset.from_dict(
+        {name: value if isinstance(value, dict) else np.stack(value) for name, value in columns.items()},
+        where=f"random play in {env_id}",
+    )
+
+
+def random_actions(spec: SpaceSpec, rng: np.random.Generator, count: int) -> Array:
+    """Return ``[count, action_dim]`` actions, uniform over the policy's range."""
+    shape = (count, spec.action_dim)
+    if spec.num_actions is not None:
+        return rng.integers(spec.num_actions, size=shape).astype(np.float32)
+    return rng.uniform(-1.0, 1.0, size=shape).astype(np.float32)

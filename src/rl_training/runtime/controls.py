@@ -30,12 +30,17 @@ class EarlyStoppingConfig(Settings):
         return self
 
 
-class LoopSettings(Settings):
-    """Settings of the training loop. Steps are environment transitions over all environments."""
+class CollectionSettings(Settings):
+    """How learning keeps pace with collecting. Steps are environment transitions over all environments."""
 
     learning_starts: int = Field(1_000, ge=0, description="transitions collected, with random actions, before learning")
     train_frequency: int = Field(1, ge=1, description="transitions between two phases of learning")
     gradient_updates_per_step: float = Field(1.0, gt=0, description="updates per transition (the update-to-data ratio)")
+
+
+class LoopSettings(Settings):
+    """Settings of the training loop. Steps are environment transitions; offline, where none are made, updates."""
+
     max_updates: int | None = Field(
         None, ge=1, description="stop after this many updates; unset: total_timesteps decides"
     )

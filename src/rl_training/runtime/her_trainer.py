@@ -9,9 +9,10 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.her import BACKENDS, BackendSettings
 from rl_training.config import TrainConfig, parse_settings
 from rl_training.data.her_replay_buffer import HindsightSettings
+from rl_training.runtime.assembly import train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.recipe import Recipe, train
+from rl_training.runtime.recipe import Recipe
 
 
 def _backend(algo_kwargs: Mapping[str, Any]) -> type[Learner]:
@@ -19,7 +20,7 @@ def _backend(algo_kwargs: Mapping[str, Any]) -> type[Learner]:
     return BACKENDS[parse_settings(BackendSettings, given, where="her", prefix="algo_kwargs.").backend]
 
 
-HER_RECIPE = Recipe("her", learner=_backend, own_settings=(BackendSettings, HindsightSettings), hindsight=True)
+HER_RECIPE = Recipe("her", learner=_backend, experience="hindsight", own_settings=(BackendSettings, HindsightSettings))
 
 
 def train_her(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from rl_training.algorithms.td3 import TD3
 from rl_training.config import TrainConfig
+from rl_training.runtime.assembly import train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.recipe import Recipe, train
+from rl_training.runtime.recipe import Recipe
 
 TD3_RECIPE = Recipe("td3", learner=lambda _: TD3)
 

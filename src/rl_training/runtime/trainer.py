@@ -6,49 +6,34 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import differences
-from rl_training.data.row_ring import RowRing
+from rl_training.data import HERReplayBuffer, ReplayBuffer
 from rl_training.errors import CheckpointError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.controls import LoopSettings, TrainerState
+from rl_training.runtime.controls import CollectionSettings, LoopSettings, TrainerState
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.types import Batch, Metrics
 
 
 class Experience(Protocol):
-    """A buffer: it takes transitions, and answers ``sample``."""
-
-    ring: RowRing
-
-    @property
-    def oldest_row(self) -> int:
-        """The number of the oldest row that is still needed."""
-        ...
+    """Anything that answers ``sample``: a dataset or a buffer."""
 
     def __len__(self) -> int: ...
-
-    def add(self, *transition: Any) -> None:
-        """Store one transition of each environment."""
-        ...
 
     def sample(self, batch_size: int) -> Batch:
         """Draw a minibatch."""
         ...
 
-    def discard_open_episode(self, env_index: int) -> None:
-        """Forget the unfinished episode of one environment."""
-        ...
-
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs."""
+        """Return what ``load_state_dict`` needs; the rows of a replay buffer can be left out."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -57,7 +42,10 @@ class Experience(Protocol):
 
 
 class Trainer:
-    """Trains one learner on one experience until a budget is used up or something asks it to stop."""
+    """Trains one learner on one experience until a budget is used up or something asks it to stop.
+
+    What the ``collector`` brings goes to ``replay``; offline there is neither.
+    """
 
     def __init__(
         self,
@@ -65,9 +53,11 @@ class Trainer:
         name: str,
         learner: Learner,
         experience: Experience,
-        collector: Collector,
-        evaluator: Evaluator,
+        replay: ReplayBuffer | HERReplayBuffer | None,
+        collector: Collector | None,
+        evaluator: Evaluator | None,
         settings: LoopSettings,
+        collection: CollectionSettings | None,
         batch_size: int,
         total_steps: int,
         store: CheckpointStore,
@@ -77,6 +67,7 @@ class Trainer:
     ) -> None:
         self.name, self.learner, self.experience = name, learner, experience
         self.collector, self.evaluator = collector, evaluator
+        self.replay, self.collection = replay, collection
         self.settings, self.batch_size, self.total_steps = settings, batch_size, total_steps
         self.store, self.logger, self.callbacks = store, logger, list(callbacks)
         self.about = about
@@ -102,9 +93,9 @@ class Trainer:
         finally:
             for callback in self.callbacks:
                 callback.on_training_end(self)
-            self.collector.close()
-            self.evaluator.close()
-            self.logger.close()
+            for part in (self.collector, self.evaluator, self.logger):
+                if part is not None:
+                    part.close()
 
     def restore(self) -> None:
         """Go on from the latest checkpoint: everything that decides the steps to come is put back."""
@@ -112,20 +103,21 @@ class Trainer:
         try:
             self.learner.load_training_state(state["learner"])
             self.experience.load_state_dict(state["experience"])
-            self.store.load_rows(self.experience.ring)
+            if self.replay is not None:
+                self.store.load_rows(self.replay.ring)
             self.state.load_state_dict(state["trainer"]["state"])
             self._train_metrics = dict(state["trainer"]["train_metrics"])
             for callback in self.callbacks:
                 if type(callback).__name__ in state["trainer"]["callbacks"]:
                     callback.load_state_dict(state["trainer"]["callbacks"][type(callback).__name__])
-            changed = self.collector.load_state_dict(state["collector"])
+            changed = self.collector.load_state_dict(state["collector"]) if self.collector is not None else []
         except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
             edited = differences(manifest["config"], self.about["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
-        for index in changed:
-            self.experience.discard_open_episode(index)
-        if changed:
+        if changed and self.replay is not None:
+            for index in changed:
+                self.replay.discard_open_episode(index)
             warnings.warn(
                 f"environments {changed} did not repeat their open episode, so they are not deterministic: this resume"
                 " is not exact, and a fresh episode was started there",
@@ -134,7 +126,7 @@ class Trainer:
 
     def rollout_metrics(self) -> dict[str, float]:
         """Return the mean return, length and success rate of the last 100 finished episodes."""
-        records = self.collector.finished
+        records = self.collector.finished if self.collector is not None else ()
         if not records:
             return {}
         metrics = {
@@ -155,8 +147,12 @@ class Trainer:
         return min(1.0, share)
 
     def _collect(self) -> None:
-        random = self.state.global_step < self.settings.learning_starts
-        self.experience.add(*self.collector.step(self.progress, random))
+        """Take one step in every environment; offline, where there is none to take, the update itself is the step."""
+        if self.collector is None or self.replay is None or self.collection is None:
+            self.state.global_step += 1
+            return
+        random = self.state.global_step < self.collection.learning_starts
+        self.replay.add(*cast(Any, self.collector.step(self.progress, random)))
         self.state.global_step += self.collector.num_envs
 
     def _learn(self) -> None:
@@ -174,13 +170,14 @@ class Trainer:
         It follows from the counters alone, so nothing is lost or done twice when a run is resumed, and a fraction of an
         update per step adds up.
         """
-        settings, step = self.settings, self.state.global_step
-        trained_until = step - step % settings.train_frequency
-        if trained_until <= settings.learning_starts or len(self.experience) == 0:
-            return 0
-        wanted = math.floor((trained_until - settings.learning_starts) * settings.gradient_updates_per_step)
-        if settings.max_updates is not None:
-            wanted = min(wanted, settings.max_updates)
+        wanted, collection = self.state.global_step, self.collection
+        if collection is not None:
+            trained_until = wanted - wanted % collection.train_frequency
+            if trained_until <= collection.learning_starts or len(self.experience) == 0:
+                return 0
+            wanted = math.floor((trained_until - collection.learning_starts) * collection.gradient_updates_per_step)
+        if self.settings.max_updates is not None:
+            wanted = min(wanted, self.settings.max_updates)
         return wanted - self.state.update_count
 
     def _check_budget(self) -> None:
@@ -195,15 +192,15 @@ class Trainer:
         # An interrupted run reports nothing of its own: once resumed, its log is that of a run that never stopped.
         finishing = state.should_stop and not state.interrupted
         evaluating = finishing or self._crossed(before, settings.eval_interval)
-        is_best = evaluating and self._evaluate()
+        is_best = evaluating and self.evaluator is not None and self._evaluate(self.evaluator)
         if evaluating or self._crossed(before, settings.log_interval):
             self._log()
         if state.should_stop or is_best or self._crossed(before, settings.checkpoint_interval):
             self.save(best=is_best)
 
-    def _evaluate(self) -> bool:
+    def _evaluate(self, evaluator: Evaluator) -> bool:
         """Evaluate and return whether this is the best policy so far."""
-        metrics = self.evaluator.run(self.learner)
+        metrics = evaluator.run(self.learner)
         state = self.state
         state.last_evaluation = metrics
         self.logger.record(metrics)
@@ -220,7 +217,7 @@ class Trainer:
         state = {
             "learner": self.learner.training_state(),
             "experience": self.experience.state_dict(with_rows=False),
-            "collector": self.collector.state_dict(),
+            "collector": self.collector.state_dict() if self.collector is not None else {},
             "trainer": {
                 "state": self.state.state_dict(),
                 "train_metrics": self._train_metrics,
@@ -228,7 +225,7 @@ class Trainer:
             },
         }
         counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
-        self.store.save(state, {**self.about, **counters}, self.experience, best=best)
+        self.store.save(state, {**self.about, **counters}, self.replay, best=best)
 
     def _log(self) -> None:
         """Write a row of metrics; here, and only here, the device is waited for."""

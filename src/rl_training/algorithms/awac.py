@@ -1,0 +1,66 @@
+"""Advantage-Weighted Actor-Critic (Nair et al., 2020, https://arxiv.org/abs/2006.09359).
+
+Critic:  y = r + γ (1 - terminated) · min_i Q'_i(s', a'),  a' ~ π(·|s'),   L = Σ_i mean (Q_i(s, a) - y)²
+Actor:   L = -mean w log π(a|s),   w = exp(A / λ) up to a limit,   A = min_i Q_i(s, a) - min_i Q_i(s, a~π(·|s))
+
+The same update serves offline data, fresh data and any mixture of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.base import soft_update
+from rl_training.models import MLPAWACModel
+from rl_training.types import Batch, Metrics
+
+
+class AWACSettings(ActorCriticSettings):
+    """Settings of AWAC."""
+
+    awac_lambda: float = Field(1.0, gt=0, description="temperature: small prefers the best actions, large clones")
+    max_weight: float = Field(100.0, gt=0, description="largest weight of an action")
+
+
+class AWAC(ActorCritic):
+    """A policy that imitates the data's actions by how good they are."""
+
+    Settings = AWACSettings
+    settings: AWACSettings
+    Model = MLPAWACModel
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the temporal-difference error of all critics."""
+        with torch.no_grad():
+            next_actions = self.model.actor.sample(batch.next_observations, self.generator)
+            next_values = self._target_minimum(batch.next_observations, next_actions)
+        return self._td_error(batch, next_values)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the weighted negative log-likelihood of the data's actions."""
+        with torch.no_grad():
+            own_actions = self.model.actor.sample(batch.observations, self.generator)
+            values = self.model.critic(batch.observations, own_actions).amin(dim=0)
+            advantages = self.model.critic(batch.observations, batch.actions).amin(dim=0) - values
+            weights = (advantages / self.settings.awac_lambda).exp().clamp(max=self.settings.max_weight)
+        loss = -(weights * self.model.actor.log_prob(batch.observations, batch.actions)).mean()
+        return loss, {"train/actor_loss": loss.detach(), "train/advantage": advantages.mean()}
+
+    def _update(self, batch: Batch) -> Metrics:
+        loss, metrics = self.critic_loss(batch)
+        self._minimize(loss, self.critic_optimizer)
+        if self.update_count % self.settings.policy_delay == 0:
+            loss, actor_metrics = self.actor_loss(batch)
+            self._minimize(loss, self.actor_optimizer)
+            metrics |= actor_metrics
+        soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
+        return metrics
+
+    def _act(self, observations: Tensor, deterministic: bool) -> Any:
+        actor = self.model.actor
+        return actor.mode(observations) if deterministic else actor.sample(observations, self.generator)

@@ -1,0 +1,101 @@
+"""Conservative Q-Learning (Kumar et al., 2020, https://arxiv.org/abs/2006.04779), CQL(H) on SAC.
+
+Critic:  L = SAC's + α_cql Σ_i mean (logsumexp_a Q_i(s, a) - Q_i(s, a_data))
+
+The log-sum-exp is estimated from n random actions and n of the policy at s and at s' each, every value less the
+log-density it was drawn with. With ``lagrange`` set, α_cql is learned so that the gap stays near that number.
+
+On discrete actions (``DiscreteCQL``, on double DQN) the log-sum-exp is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.dqn import DQN, DQNSettings
+from rl_training.algorithms.sac import SAC, SACSettings
+from rl_training.types import Batch, Metrics
+
+
+class CQLSettings(SACSettings):
+    """Settings of CQL."""
+
+    cql_alpha: float = Field(5.0, ge=0, description="weight of the conservative term (where lagrange is set: at first)")
+    cql_actions: int = Field(10, ge=1, description="actions drawn from each of the three sources")
+    lagrange: float | None = Field(None, description="gap that a learned weight aims at; unset: the weight is fixed")
+    backup_entropy: bool | None = Field(False, description="entropy in the target")
+
+
+class CQL(SAC):
+    """SAC whose critics are pushed down on actions the data does not hold."""
+
+    Settings = CQLSettings
+    settings: CQLSettings
+
+    def _build(self, generator: torch.Generator) -> None:
+        super()._build(generator)
+        start = torch.tensor(math.log(max(self.settings.cql_alpha, 1e-6)), device=self.device)
+        learned = self.settings.lagrange is not None
+        self.log_cql_alpha = nn.Parameter(start, requires_grad=learned)
+        if learned:
+            rate = self.settings.critic_lr or self.settings.learning_rate
+            self.cql_alpha_optimizer = self._optimizer("cql_alpha", [self.log_cql_alpha], rate)
+
+    def conservative_gap(self, batch: Batch) -> Tensor:
+        """Return, per critic, how much higher other actions are valued than the data's ``[members]``."""
+        size, count = len(batch.observations), self.settings.cql_actions
+        with torch.no_grad():
+            shape = (size, count, self.spec.action_dim)
+            random = torch.rand(shape, generator=self.generator, device=self.device) * 2.0 - 1.0
+            both = torch.cat([batch.observations, batch.next_observations])
+            drawn, log_probs = self.model.actor.sample(both.repeat_interleave(count, dim=0), self.generator)
+            now, after = drawn.view(2, *shape)
+            log_now, log_after = log_probs.view(2, size, count)
+            density = torch.full_like(log_now, -self.spec.action_dim * math.log(2.0))  # of the uniform actions
+            actions = torch.cat([random, now, after], dim=1).flatten(0, 1)
+            weights = torch.cat([density, log_now, log_after], dim=1)
+            observations = batch.observations.repeat_interleave(3 * count, dim=0)
+        values: Tensor = self.model.critic(observations, actions).view(-1, size, 3 * count)
+        others = torch.logsumexp(values - weights, dim=2) - math.log(3 * count)
+        taken: Tensor = self.model.critic(batch.observations, batch.actions)
+        return (others - taken).mean(dim=1)
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return SAC's error and the weighted conservative gap."""
+        loss, metrics = super().critic_loss(batch)
+        gap = self.conservative_gap(batch)
+        weight = self.log_cql_alpha.exp().clamp(max=1e6)
+        if self.settings.lagrange is not None:
+            excess = gap.detach() - self.settings.lagrange
+            self._minimize(-(weight * excess).sum(), self.cql_alpha_optimizer)
+            weight = self.log_cql_alpha.detach().exp().clamp(max=1e6)
+            loss = loss + (weight * (gap - self.settings.lagrange)).sum()
+        elif self.settings.cql_alpha > 0:
+            loss = loss + weight * gap.sum()
+        return loss, metrics | {"train/cql_gap": gap.detach().mean()}
+
+
+class DiscreteCQLSettings(DQNSettings):
+    """Settings of CQL on discrete actions."""
+
+    cql_alpha: float = Field(1.0, ge=0, description="weight of the conservative term")
+
+
+class DiscreteCQL(DQN):
+    """Double DQN whose values are pushed down on actions the data does not hold."""
+
+    Settings = DiscreteCQLSettings
+    settings: DiscreteCQLSettings
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return DQN's error and the weighted conservative gap."""
+        loss, metrics = super().critic_loss(batch)
+        values: Any = self.model.critic(batch.observations)
+        taken = values.gather(1, batch.actions.long()).squeeze(1)
+        gap = (torch.logsumexp(values, dim=1) - taken).mean()
+        return loss + self.settings.cql_alpha * gap, metrics | {"train/cql_gap": gap.detach()}

@@ -1,0 +1,80 @@
+"""Implicit Q-Learning (Kostrikov et al., 2021, https://arxiv.org/abs/2110.06169).
+
+Value:   L = mean |τ_e - 1(u < 0)| u²,   u = min_i Q'_i(s, a) - V(s)      (an expectile: the best actions of the data)
+Critic:  y = r + γ (1 - terminated) · V(s'),   L = Σ_i mean (Q_i(s, a) - y)²
+Actor:   L = -mean w log π(a|s),   w = exp(β u) up to a limit
+
+No action outside the data is ever valued.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.base import soft_update
+from rl_training.models import MLPIQLModel
+from rl_training.types import Batch, Metrics
+
+
+class IQLSettings(ActorCriticSettings):
+    """Settings of IQL."""
+
+    expectile: float = Field(0.7, gt=0, lt=1, description="0.5 values the data's mean action, near 1 its best")
+    temperature: float = Field(3.0, ge=0, description="β: 0 clones the data, large prefers its best actions")
+    max_weight: float = Field(100.0, gt=0, description="largest weight of an action")
+
+
+class IQL(ActorCritic):
+    """Expectile values, and a policy that imitates the actions above them."""
+
+    Settings = IQLSettings
+    settings: IQLSettings
+    Model = MLPIQLModel
+
+    def _build(self, generator: torch.Generator) -> None:
+        super()._build(generator)
+        rate = self.settings.critic_lr or self.settings.learning_rate
+        self.value_optimizer = self._optimizer("value", self.model.value.parameters(), rate)
+
+    def value_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the expectile loss and the advantages ``[B]`` of the data's actions."""
+        with torch.no_grad():
+            targets = self._target_minimum(batch.observations, batch.actions)
+        advantages = targets - self.model.value(batch.observations).squeeze(-1)
+        # |τ - 1(u < 0)| is τ above zero and 1 - τ below it.
+        weights = torch.where(advantages < 0, 1.0 - self.settings.expectile, self.settings.expectile)
+        return (weights * advantages.square()).mean(), advantages.detach()
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the temporal-difference error of all critics."""
+        with torch.no_grad():
+            next_values = self._clamp_value(self.model.value(batch.next_observations).squeeze(-1))
+        return self._td_error(batch, next_values)
+
+    def actor_loss(self, batch: Batch, advantages: Tensor) -> Tensor:
+        """Return the weighted negative log-likelihood of the data's actions."""
+        weights = (self.settings.temperature * advantages).exp().clamp(max=self.settings.max_weight)
+        log_probs: Tensor = self.model.actor.log_prob(batch.observations, batch.actions)
+        return -(weights * log_probs).mean()
+
+    def _update(self, batch: Batch) -> Metrics:
+        value_loss, advantages = self.value_loss(batch)
+        self._minimize(value_loss, self.value_optimizer)
+        loss, metrics = self.critic_loss(batch)
+        self._minimize(loss, self.critic_optimizer)
+        soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
+        metrics |= {"train/value_loss": value_loss.detach(), "train/advantage": advantages.mean()}
+        if self.update_count % self.settings.policy_delay == 0:
+            loss = self.actor_loss(batch, advantages)
+            self._minimize(loss, self.actor_optimizer)
+            metrics["train/actor_loss"] = loss.detach()
+        return metrics
+
+    def _act(self, observations: Tensor, deterministic: bool) -> Any:
+        actor = self.model.actor
+        return actor.mode(observations) if deterministic else actor.sample(observations, self.generator)

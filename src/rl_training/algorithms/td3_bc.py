@@ -1,0 +1,35 @@
+"""TD3+BC (Fujimoto and Gu, 2021, https://arxiv.org/abs/2106.06860).
+
+TD3 whose actor also stays near the data:  L = -λ mean Q_1(s, π(s)) + mean (π(s) - a)²,   λ = α / mean |Q_1(s, π(s))|
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.td3 import TD3, TD3Settings
+from rl_training.types import Batch, Metrics
+
+
+class TD3BCSettings(TD3Settings):
+    """Settings of TD3+BC."""
+
+    bc_alpha: float = Field(2.5, ge=0, description="weight of the value against staying near the data")
+
+
+class TD3BC(TD3):
+    """TD3 with a behavioural-cloning term."""
+
+    Settings = TD3BCSettings
+    settings: TD3BCSettings
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the value, scaled to the size of the cloning error, and that error."""
+        actions = self.model.actor(batch.observations)
+        values = self.model.critic(batch.observations, actions)[0]
+        weight = self.settings.bc_alpha / values.detach().abs().mean()
+        cloning = F.mse_loss(actions, batch.actions)
+        loss = cloning - weight * values.mean()
+        return loss, {"train/actor_loss": loss.detach(), "train/bc_loss": cloning.detach()}

@@ -1,0 +1,276 @@
+"""Logged transitions that answer ``sample`` like a replay buffer."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_training.envs.goals import GOAL_KEYS
+from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.errors import DatasetError
+from rl_training.types import Batch, SpaceSpec
+
+Array = NDArray[Any]
+
+REQUIRED = ("observations", "actions", "rewards", "terminated")
+
+
+class TransitionDataset:
+    """Transitions in the order they were recorded, episode after episode.
+
+    Attributes:
+        arrays: ``observations [N, D]``, ``actions [N, A]`` (discrete: ``[N]``), ``rewards``, ``next_observations``,
+            ``terminated`` and ``truncated`` ``[N]``; for goal tasks also ``achieved_goals``, ``desired_goals`` and the
+            two with ``next_`` before them. Actions are in the environment's units until ``for_task``.
+        usable: which rows have a next observation (or need none); None where all of them do.
+    """
+
+    def __init__(self, arrays: dict[str, Array], usable: Array | None = None, *, seed: int = 0) -> None:
+        self.arrays, self.usable = arrays, usable
+        self.device = torch.device("cpu")
+        self.generator = torch.Generator().manual_seed(seed)
+        self._tensors: dict[str, Tensor] | None = None
+        self._rows = None if usable is None else torch.from_numpy(np.flatnonzero(usable))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, where: str = "dataset", seed: int = 0) -> TransitionDataset:
+        """Check and complete a mapping with the keys of ``arrays``; observations may be goal dictionaries.
+
+        Missing ``next_observations`` are taken from the following row, never across an episode's end. The last row of
+        an episode that was cut off has no successor then, and is left out of what is sampled.
+        """
+        arrays = _take_apart(values, where)
+        for key in REQUIRED:
+            if key not in arrays:
+                raise DatasetError(f"{where}: key {key!r} is missing; found {', '.join(sorted(map(str, values)))}")
+        length = len(arrays["observations"])
+        if length == 0:
+            raise DatasetError(f"{where}: there are no transitions in it")
+        arrays.setdefault("truncated", np.zeros(length, bool))
+        arrays = {key: _convert(key, value, length, where) for key, value in arrays.items()}
+        # The end of the data ends its last episode.
+        if not (arrays["terminated"][-1] or arrays["truncated"][-1]):
+            arrays["truncated"] = arrays["truncated"].copy()
+            arrays["truncated"][-1] = True
+        usable = None
+        followed = {"next_observations": "observations", "next_achieved_goals": "achieved_goals"}
+        followed["next_desired_goals"] = "desired_goals"
+        for target, source in followed.items():
+            if source in arrays and target not in arrays:
+                arrays[target] = np.concatenate([arrays[source][1:], arrays[source][-1:]])
+                ends = arrays["terminated"] | arrays["truncated"]
+                arrays[target][ends] = arrays[source][ends]
+                if target != "next_desired_goals":
+                    usable = ~(arrays["truncated"] & ~arrays["terminated"])
+        if usable is not None and (usable.all() or not usable.any()):
+            if not usable.any():
+                raise DatasetError(f"{where}: no row has a next observation: every episode is a single cut-off step")
+            usable = None
+        for a, b in followed.items():
+            if a in arrays and arrays[a].shape != arrays[b].shape:
+                raise DatasetError(f"{where}: {a} has shape {arrays[a].shape}, expected {arrays[b].shape} as {b}")
+        return cls(arrays, usable, seed=seed)
+
+    def __len__(self) -> int:
+        """Return the number of transitions."""
+        return len(self.arrays["rewards"])
+
+    @property
+    def is_goal_conditioned(self) -> bool:
+        """Whether achieved and desired goals were recorded."""
+        return "desired_goals" in self.arrays
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether actions are indices."""
+        return self.arrays["actions"].ndim == 1
+
+    @property
+    def episode_ends(self) -> Array:
+        """The row after the last one of each episode, ascending; the last is the length of the data."""
+        return np.flatnonzero(self.arrays["terminated"] | self.arrays["truncated"]) + 1
+
+    @property
+    def episode_starts(self) -> Array:
+        """The first row of each episode."""
+        return np.concatenate([[0], self.episode_ends[:-1]])
+
+    @property
+    def episode_lengths(self) -> Array:
+        """The number of transitions of each episode."""
+        return self.episode_ends - self.episode_starts
+
+    @property
+    def episode_returns(self) -> Array:
+        """The sum of rewards of each episode, in float64."""
+        return np.add.reduceat(self.arrays["rewards"].astype(np.float64), self.episode_starts)
+
+    @property
+    def spec(self) -> SpaceSpec:
+        """The sizes of the data, with actions taken to be in [-1, 1]."""
+        arrays = self.arrays
+        goal_dim = arrays["desired_goals"].shape[1] if self.is_goal_conditioned else 0
+        if self.is_discrete:
+            return SpaceSpec(arrays["observations"].shape[1], 1, goal_dim, num_actions=int(arrays["actions"].max()) + 1)
+        return SpaceSpec(arrays["observations"].shape[1], arrays["actions"].shape[1], goal_dim)
+
+    def state_statistics(self) -> tuple[Array, Array]:
+        """Return mean and deviation of each dimension of the observations, in float64."""
+        observations = self.arrays["observations"]
+        return observations.mean(axis=0, dtype=np.float64), observations.std(axis=0, dtype=np.float64)
+
+    def with_reward_transform(
+        self,
+        transform: RewardTransformConfig | None = None,
+        *,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        clip_min: float | None = None,
+        clip_max: float | None = None,
+    ) -> TransitionDataset:
+        """Return a new dataset with transformed rewards; the other arrays are shared, this one is left as it is."""
+        if transform is None:
+            transform = RewardTransformConfig(scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max)
+        rewards = np.asarray(transform.apply(self.arrays["rewards"]), dtype=np.float32)
+        return TransitionDataset({**self.arrays, "rewards": rewards}, self.usable)
+
+    def top_episodes(self, fraction: float) -> TransitionDataset:
+        """Return the episodes with the highest returns, a share ``fraction`` of them and at least one."""
+        returns = self.episode_returns
+        count = max(1, round(fraction * len(returns)))
+        chosen = np.zeros(len(returns), bool)
+        chosen[np.argsort(-returns, kind="stable")[:count]] = True
+        rows = np.repeat(chosen, self.episode_lengths)
+        usable = None if self.usable is None else self.usable[rows]
+        return TransitionDataset({key: value[rows] for key, value in self.arrays.items()}, usable)
+
+    def for_task(self, spec: SpaceSpec, *, device: str | torch.device = "cpu", seed: int = 0) -> TransitionDataset:
+        """Return the dataset as a learner of ``spec`` needs it: sizes checked, actions in [-1, 1], on its device."""
+        own = self.spec
+        for name in ("observation_dim", "action_dim", "goal_dim"):
+            if getattr(own, name) != getattr(spec, name):
+                raise DatasetError(f"the data has {name} {getattr(own, name)}, the task {getattr(spec, name)}")
+        if own.is_discrete != spec.is_discrete:
+            kinds = ["continuous", "discrete"]
+            raise DatasetError(
+                f"the data has {kinds[own.is_discrete]} actions, the task {kinds[spec.is_discrete]} ones"
+            )
+        if own.num_actions is not None and spec.num_actions is not None and own.num_actions > spec.num_actions:
+            raise DatasetError(f"the data has action {own.num_actions - 1}, the task only {spec.num_actions} actions")
+        standard = spec.action_low is None and np.abs(self.arrays["actions"]).max() <= 1.0
+        actions = (
+            self.arrays["actions"] if standard and not spec.is_discrete else spec.to_policy(self.arrays["actions"])
+        )
+        arrays = {**self.arrays, "actions": actions}
+        dataset = TransitionDataset(arrays, self.usable)
+        dataset.device = torch.device(device)
+        dataset.generator = torch.Generator(device).manual_seed(seed)
+        return dataset
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw ``batch_size`` transitions uniformly, with replacement."""
+        tensors = self._tensors or self._make_tensors()
+        rows = len(self) if self._rows is None else len(self._rows)
+        index = torch.randint(rows, (batch_size,), generator=self.generator, device=self.device)
+        if self._rows is not None:
+            index = self._rows.index_select(0, index)
+        return Batch(
+            observations=tensors["observations"].index_select(0, index),
+            actions=tensors["actions"].index_select(0, index),
+            rewards=tensors["rewards"].index_select(0, index),
+            next_observations=tensors["next_observations"].index_select(0, index),
+            terminated=tensors["terminated"].index_select(0, index),
+        )
+
+    def policy_observations(self) -> Tensor:
+        """Return all that a policy would have seen, ``[N, policy_dim]``, on the device."""
+        return (self._tensors or self._make_tensors())["observations"]
+
+    def fingerprint(self) -> str:
+        """Return a short text that tells this data from other data."""
+        step = max(1, len(self) // 4096)
+        sums = [zlib.crc32(self.arrays[key][::step].tobytes()) for key in ("observations", "rewards")]
+        return f"{len(self)}-{sums[0]:08x}-{sums[1]:08x}"
+
+    def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
+        """Return what a resumed run needs: the random state, and how to recognise the data, not the data itself."""
+        return {"generator": self.generator.get_state(), "fingerprint": self.fingerprint()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned, if the data is still the same."""
+        if state["fingerprint"] != self.fingerprint():
+            raise DatasetError("this is not the data the run was started with: its content or order has changed")
+        self.generator.set_state(state["generator"].cpu())
+
+    def _make_tensors(self) -> dict[str, Tensor]:
+        """Put what is sampled on the device; on the CPU the arrays themselves are used, not copies."""
+        arrays = self.arrays
+        observations, next_observations = arrays["observations"], arrays["next_observations"]
+        if self.is_goal_conditioned:
+            observations = np.concatenate([observations, arrays["desired_goals"]], axis=1)
+            next_observations = np.concatenate([next_observations, arrays["next_desired_goals"]], axis=1)
+        actions = arrays["actions"] if arrays["actions"].ndim == 2 else arrays["actions"][:, None]
+        chosen = {
+            "observations": observations,
+            "actions": actions,
+            "rewards": arrays["rewards"],
+            "next_observations": next_observations,
+            "terminated": arrays["terminated"],
+        }
+        self._tensors = {
+            key: torch.from_numpy(np.asarray(value, np.float32)).to(self.device) for key, value in chosen.items()
+        }
+        if self._rows is not None:
+            self._rows = self._rows.to(self.device)
+        return self._tensors
+
+
+def _take_apart(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Split goal dictionaries into arrays of their own."""
+    arrays: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(value, Mapping):
+            arrays[key] = value
+            continue
+        if key not in ("observations", "next_observations") or not all(part in value for part in GOAL_KEYS):
+            raise DatasetError(f"{where}: {key!r} is a group of {', '.join(value)}; expected {', '.join(GOAL_KEYS)}")
+        prefix = "next_" if key == "next_observations" else ""
+        arrays[f"{prefix}observations"] = value["observation"]
+        arrays[f"{prefix}achieved_goals"] = value["achieved_goal"]
+        arrays[f"{prefix}desired_goals"] = value["desired_goal"]
+    return arrays
+
+
+def _convert(key: str, value: Any, length: int, where: str) -> Array:
+    """Bring one array to its type and shape, or say what is wrong with it."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise DatasetError(f"{where}: {key} has dtype {array.dtype}; expected numbers")
+    if array.ndim == 0 or len(array) != length:
+        raise DatasetError(f"{where}: {key} has shape {array.shape}; expected {length} rows, as observations have")
+    if key in ("rewards", "terminated", "truncated"):
+        if array.size != length:
+            raise DatasetError(f"{where}: {key} has shape {array.shape}; expected ({length},)")
+        array = array.reshape(length)
+    elif key == "actions" and array.dtype.kind in "iu" and array.size == length:
+        array = array.reshape(length)
+        if array.min() < 0:
+            raise DatasetError(f"{where}: actions are whole numbers and {array.min()} is below 0")
+        return array.astype(np.int64, copy=False)
+    elif array.ndim == 1:
+        array = array[:, None]
+    elif array.ndim != 2:
+        raise DatasetError(f"{where}: {key} has shape {array.shape}; expected one vector a row (no images)")
+    if key in ("terminated", "truncated"):
+        return array.astype(bool, copy=False)
+    array = array.astype(np.float32, copy=False)
+    if not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise DatasetError(f"{where}: {key} is not finite, first at row {row}: {array[row]}")
+    return array

@@ -1,0 +1,272 @@
+"""Putting a run together from a recipe and a configuration: train, resume, and rebuilding a trained learner."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.config import TrainConfig, load_config, parse_config
+from rl_training.data import HERReplayBuffer, ReplayBuffer
+from rl_training.data.dataset_loaders import load_transition_dataset
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.envs.factory import make_env, make_vector_env, space_spec, split_env_kwargs
+from rl_training.envs.goals import GoalFunctions
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
+from rl_training.runtime.checkpointing import CheckpointStore, read_checkpoint, read_manifest, resolve_checkpoint
+from rl_training.runtime.collector import Collector, play_at_random
+from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.logging import MetricsLogger
+from rl_training.runtime.recipe import OfflineSettings, OnlineSettings, Recipe
+from rl_training.runtime.trainer import Trainer
+from rl_training.types import SpaceSpec
+
+
+def train(
+    recipe: Recipe,
+    config: TrainConfig,
+    *,
+    callbacks: Sequence[Callback] = (),
+    run_name: str | None = None,
+) -> TrainResult:
+    """Train from the start in a new folder below ``config.output_dir``."""
+    settings = recipe.settings(config)
+    # The file that is kept has every default written out, so that a run means the same under later versions.
+    config = config.model_copy(update={"algo_kwargs": settings.model_dump(mode="json")})
+    trainer, run_dir = _assemble(recipe, config, settings, callbacks, run_name=run_name)
+    return _run(trainer, run_dir)
+
+
+def resume(recipe: Recipe, run_dir: Path, *, callbacks: Sequence[Callback] = ()) -> TrainResult:
+    """Go on with a run where its latest checkpoint stands."""
+    config = load_config(run_dir / "config.yaml")
+    trainer, _ = _assemble(recipe, config, recipe.settings(config), callbacks, run_dir=run_dir)
+    trainer.restore()
+    return _run(trainer, run_dir)
+
+
+def build_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learner:
+    """Make the untrained learner of a configuration."""
+    learner_type = recipe.learner(config.algo_kwargs)
+    return learner_type(spec, recipe.settings(config), device=resolve_device(config.device), seed=config.seed)
+
+
+def load_learner(recipe: Recipe, checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainConfig]:
+    """Rebuild the learner of a checkpoint, without its environment, and the configuration it was trained with."""
+    manifest, state = read_checkpoint(checkpoint, part="learner")
+    try:
+        config = parse_config({**manifest["config"], "device": device}, where=str(checkpoint / "manifest.json"))
+        learner = build_learner(recipe, config, SpaceSpec.from_json(manifest["spec"]))
+        learner.load_training_state(state["learner"])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint}: config, spec and weights do not fit together: {error}") from error
+    return learner, config
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` into a device that is there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device = {name!r}: expected cpu, cuda, cuda:N or auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device = {name!r}: expected cpu, cuda, cuda:N or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device = {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def package_version() -> str:
+    """Return the installed version of this package."""
+    try:
+        return version("rl-training")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class _Parts(NamedTuple):
+    """What a recipe's learner is trained with."""
+
+    learner: Learner
+    experience: TransitionDataset | ReplayBuffer | HERReplayBuffer
+    replay: ReplayBuffer | HERReplayBuffer | None
+    collector: Collector | None
+
+
+def _assemble(
+    recipe: Recipe,
+    config: TrainConfig,
+    settings: Any,
+    callbacks: Sequence[Callback],
+    *,
+    run_name: str | None = None,
+    run_dir: Path | None = None,
+) -> tuple[Trainer, Path]:
+    """Build everything a run consists of. Nothing is written until all of it could be built."""
+    torch.set_num_threads(config.num_threads)
+    parts = (_offline if recipe.experience == "dataset" else _online)(recipe, config, settings)
+    evaluator = None
+    if config.env_id is not None:
+        evaluator = Evaluator(config.env_id, config.env_kwargs, episodes=config.eval_episodes, seed=config.seed)
+    resume_at = None if run_dir is None else _latest_step(run_dir)
+    run_dir = run_dir or _new_run_dir(config, run_name)
+    early = [EarlyStoppingCallback(settings.early_stopping)] if settings.early_stopping is not None else []
+    trainer = Trainer(
+        name=run_name or config.algo,
+        **parts._asdict(),
+        evaluator=evaluator,
+        settings=settings,
+        collection=settings if isinstance(settings, OnlineSettings) else None,
+        batch_size=settings.batch_size,
+        total_steps=config.total_timesteps,
+        store=CheckpointStore(run_dir, keep=settings.keep_checkpoints),
+        logger=MetricsLogger(run_dir, resume_at=resume_at),
+        about={
+            "package_version": package_version(),
+            "config": config.model_dump(mode="json"),
+            "spec": parts.learner.spec.to_json(),
+        },
+        callbacks=[*early, *callbacks],
+    )
+    return trainer, run_dir
+
+
+def _online(recipe: Recipe, config: TrainConfig, settings: Any) -> _Parts:
+    """Build a learner and the replay buffer that a collector fills."""
+    env_id = _required_env_id(config)
+    env = make_env(env_id, config.env_kwargs)
+    device = resolve_device(config.device)
+    replay: ReplayBuffer | HERReplayBuffer
+    if recipe.experience == "hindsight":
+        goals = GoalFunctions(env, split_env_kwargs(config.env_kwargs)[0].wrappers.reward)
+        _require_room_for_an_episode(env, settings.buffer_capacity)
+        learner = _fitting_learner(recipe, config, space_spec(env, goals))
+        replay = HERReplayBuffer(
+            learner.spec,
+            settings.buffer_capacity,
+            goals,
+            settings=settings,
+            num_envs=config.num_envs,
+            device=device,
+            seed=config.seed,
+        )
+    else:
+        env.close()
+        learner = _fitting_learner(recipe, config, space_spec(env))
+        replay = ReplayBuffer(learner.spec, settings.buffer_capacity, device=device, seed=config.seed)
+    envs = make_vector_env(env_id, config.env_kwargs, config.num_envs)
+    return _Parts(learner, replay, replay, Collector(envs, learner, settings, config.seed))
+
+
+def _offline(recipe: Recipe, config: TrainConfig, settings: OfflineSettings) -> _Parts:
+    """Build a learner and the dataset it learns from; an environment, if there is one, only evaluates."""
+    dataset = _load_dataset(config, settings)
+    spec = dataset.spec
+    if config.env_id is not None:
+        env = make_env(config.env_id, config.env_kwargs)
+        spec = space_spec(env)
+        env.close()
+    dataset = dataset.for_task(spec, device=resolve_device(config.device), seed=config.seed)
+    learner = _fitting_learner(recipe, config, spec)
+    for part in torch.split(dataset.policy_observations(), 65_536):
+        learner.observe(part)  # the data does not change, so its statistics are final
+    return _Parts(learner, dataset, None, None)
+
+
+def _load_dataset(config: TrainConfig, settings: OfflineSettings) -> TransitionDataset:
+    """Read, or play, the transitions that the settings name."""
+    if settings.dataset_kind == "random":
+        dataset = play_at_random(_required_env_id(config), config.env_kwargs, settings.dataset_size, config.seed)
+    else:
+        dataset = load_transition_dataset(
+            settings.dataset_path,
+            settings.dataset_kind,
+            dataset_id=settings.dataset_id,
+            download=settings.dataset_download,
+        )
+    if settings.dataset_top_fraction < 1:
+        dataset = dataset.top_episodes(settings.dataset_top_fraction)
+    return settings.transform_rewards(dataset)
+
+
+def _required_env_id(config: TrainConfig) -> str:
+    if config.env_id is None:
+        raise ConfigError(f"{config.algo}: key 'env_id' is required here and missing")
+    return config.env_id
+
+
+def _fitting_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learner:
+    try:
+        return build_learner(recipe, config, spec)
+    except ConfigError as error:
+        key = "algo_kwargs.backend" if recipe.experience == "hindsight" else "algo"
+        raise ConfigError(f"{key} does not suit env_id = {config.env_id!r}: {error}") from None
+
+
+def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
+    """Refuse a buffer that cannot hold one episode, where the environment says how long one may get."""
+    limit = env.spec.max_episode_steps if env.spec is not None else None
+    if limit is None and env.has_wrapper_attr("max_steps"):
+        limit = env.get_wrapper_attr("max_steps")
+    if isinstance(limit, int) and capacity <= limit:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity = {capacity} cannot hold an episode of {limit} steps:"
+            f" expected at least {limit + 1}"
+        )
+
+
+def _run(trainer: Trainer, run_dir: Path) -> TrainResult:
+    with stop_on_signals(trainer.state):
+        trainer.run()
+    state = trainer.state
+    if state.update_count == 0 and not state.interrupted:
+        warnings.warn(
+            f"nothing was learned: {state.global_step} steps brought no update (no episode was complete, or"
+            " learning_starts, train_frequency and gradient_updates_per_step asked for none)",
+            stacklevel=3,
+        )
+    reason = state.stop_reason or "unknown"
+    status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
+    metrics = dict(state.last_evaluation)
+    if state.best_score is not None:
+        best_success, metrics["best/mean_reward"] = state.best_score
+        if "eval/success_rate" in metrics:
+            metrics["best/success_rate"] = best_success
+    return TrainResult(run_dir, status, reason, state.global_step, state.update_count, metrics)
+
+
+def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:
+    """Make ``<output_dir>/<name>-s<seed>-<time>`` with the configuration in it."""
+    name = re.sub(r"[^\w.-]+", "-", run_name or f"{config.algo}-{config.env_id or 'offline'}")
+    stem = f"{name}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        for attempt in range(100):
+            run_dir = config.output_dir / (stem if attempt == 0 else f"{stem}-{attempt}")
+            if not run_dir.exists():
+                run_dir.mkdir()
+                (run_dir / "config.yaml").write_text(config.to_yaml())
+                return run_dir
+    except OSError as error:
+        raise ConfigError(f"output_dir = {str(config.output_dir)!r}: cannot be written to: {error}") from None
+    raise ConfigError(f"output_dir = {str(config.output_dir)!r}: too many runs named {stem}")
+
+
+def _latest_step(run_dir: Path) -> int:
+    folder = run_dir / "checkpoints"
+    if not folder.is_dir():
+        raise CheckpointError(f"{run_dir}: there is no checkpoint to resume from")
+    return int(read_manifest(resolve_checkpoint(folder))["global_step"])
