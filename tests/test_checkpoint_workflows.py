@@ -223,7 +223,7 @@ def test_a_failed_write_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, tin
     with pytest.raises(CheckpointError, match="No space left on device"):
         store.save(state, {**about, "global_step": 2, "update_count": 2}, replay)
     monkeypatch.undo()
-    loaded, manifest = CheckpointStore(tmp_path).load()
+    loaded, manifest = CheckpointStore(tmp_path).take_up()
     assert manifest["global_step"] == 1
     assert torch.equal(loaded["learner"]["weight"], torch.ones(3))
     assert loaded["learner"]["count"] == 1

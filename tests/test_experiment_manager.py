@@ -23,6 +23,7 @@ def test_an_experiment_trains_reports_and_evaluates(tiny_config):
     page = (result.run_dir / "report.html").read_text()
     for panel in ("Return", "Success rate", "Losses", "Mean Q"):
         assert panel in page
+    assert "completed: total_timesteps after 300 steps" in page
     assert "<script src=" not in page  # complete in itself: nothing is fetched when it is opened
     first = evaluate_experiment(result.run_dir, episodes=3, seed=5)
     assert first == evaluate_experiment(result.run_dir, episodes=3, seed=5)

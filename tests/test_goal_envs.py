@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.envs import BitFlippingEnv, GoalFunctions, PointGoal1DEnv, PointReachGoalEnv, RewardTransformConfig
-from rl_training.envs.check import check_env, episode_success
+from rl_training.envs.check import check_env
 from rl_training.envs.goals import PointGoal1DEnv as PointGoal1DEnvFromGoals
 from rl_training.envs.goals import (
+    episode_success,
     extract_goal_parts,
     flatten_goal_observation,
     is_goal_space,

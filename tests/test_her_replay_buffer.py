@@ -33,6 +33,12 @@ class ExactMatch:
     def terminated(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         return (achieved == desired).all(axis=-1).astype(np.float32)
 
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {}
+
 
 class PositionOnly(ExactMatch):
     """Keeps the termination that was recorded, as environments without compute_terminated do."""

@@ -34,7 +34,10 @@ def test_every_backend_trains_and_leaves_a_complete_run(tiny_config, backend, en
     watch = Watch()
     config = tiny_config("her", env_id, env_kwargs=env_kwargs, num_envs=num_envs, algo_kwargs={"backend": backend})
     result = train_her(config, callbacks=[watch])
-    assert (result.global_step, result.update_count) == (300, 200)
+    assert result.global_step == 300
+    # Updates keep pace from 100 steps on, or from when the first episode is complete.
+    assert result.update_count <= 200
+    assert result.update_count >= 300 - max(100, 50 * num_envs)
     assert 0.0 <= result.metrics["eval/success_rate"] <= 1.0
     assert watch.learner.value_bounds == pytest.approx((-100.0, 0.0))  # from the reward, -1 or 0, and gamma 0.99
     assert watch.learner.critic_layer_norm

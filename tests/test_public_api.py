@@ -90,5 +90,7 @@ def test_every_preset_has_a_managed_class(preset):
     import rl_training
 
     algo, _, name = preset.partition("/")
-    model = getattr(rl_training, algo.upper()).from_preset(name)
+    classes = [getattr(rl_training, export) for export in rl_training.__all__]
+    managed = next(item for item in classes if getattr(item, "algo", None) == algo)
+    model = managed.from_preset(name)
     assert model.config.total_timesteps > 0

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from rl_training.cli_data import data_app
 from rl_training.config import config_path, load_config, parse_overrides, preset_names
 from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Policies from sparse rewards and logged data.",
 )
+app.add_typer(data_app, name="data")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or auto.")]
@@ -36,9 +38,6 @@ def main() -> NoReturn:
     except RLTrainingError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(3)
     sys.exit(0)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import CriticSettings, Learner
-from rl_training.models import MLPAWACModel, MLPDDPGModel, MLPIQLModel, MLPSACModel
+from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.types import Batch, Metrics
 
 
@@ -34,7 +34,7 @@ class ActorCriticSettings(CriticSettings):
 class ActorCritic(Learner):
     """Builds the networks and optimisers, and knows the temporal-difference error of an ensemble."""
 
-    Model: ClassVar[type[MLPDDPGModel | MLPSACModel | MLPAWACModel | MLPIQLModel]]
+    Model: ClassVar[type[ActorCriticModel]]
     settings: Any
 
     def _build(self, generator: torch.Generator) -> None:

@@ -56,6 +56,8 @@ class Learner(nn.Module):
     exploration_noise: ClassVar[float] = 0.0
     random_action_prob: ClassVar[float] = 0.0
     """How a run explores unless its settings say otherwise."""
+    scheduled_optimizers: ClassVar[tuple[str, ...] | None] = None
+    """The optimisers whose learning rate follows a schedule; None: all of them."""
 
     def __init__(
         self,
@@ -133,9 +135,9 @@ class Learner(nn.Module):
             self.normalizer.observe(observations)
 
     def scale_learning_rates(self, factor: float) -> None:
-        """Set every learning rate to ``factor`` times its configured value."""
-        for name, optimizer in self._optimizers.items():
-            for group in optimizer.param_groups:
+        """Set the learning rates that follow a schedule to ``factor`` times their configured values."""
+        for name in self.scheduled_optimizers or self._optimizers:
+            for group in self._optimizers[name].param_groups:
                 group["lr"] = self._learning_rates[name] * factor
 
     def training_state(self) -> dict[str, Any]:

@@ -53,9 +53,9 @@ class CQL(SAC):
             shape = (size, count, self.spec.action_dim)
             random = torch.rand(shape, generator=self.generator, device=self.device) * 2.0 - 1.0
             both = torch.cat([batch.observations, batch.next_observations])
-            drawn, log_probs = self.model.actor.sample(both.repeat_interleave(count, dim=0), self.generator)
-            now, after = drawn.view(2, *shape)
-            log_now, log_after = log_probs.view(2, size, count)
+            drawn, log_probs = self.model.actor.sample(both, self.generator, count)
+            now, after = drawn.split(size)
+            log_now, log_after = log_probs.split(size)
             density = torch.full_like(log_now, -self.spec.action_dim * math.log(2.0))  # of the uniform actions
             actions = torch.cat([random, now, after], dim=1).flatten(0, 1)
             weights = torch.cat([density, log_now, log_after], dim=1)

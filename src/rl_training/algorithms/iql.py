@@ -35,6 +35,7 @@ class IQL(ActorCritic):
     Settings = IQLSettings
     settings: IQLSettings
     Model = MLPIQLModel
+    scheduled_optimizers = ("actor",)  # the paper's cosine schedule is the policy's alone
 
     def _build(self, generator: torch.Generator) -> None:
         super()._build(generator)

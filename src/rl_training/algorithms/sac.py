@@ -47,6 +47,8 @@ class SAC(ActorCritic):
         super()._build(generator)
         settings, goal_task = self.settings, self.spec.goal_dim > 0
         self.backup_entropy = not goal_task if settings.backup_entropy is None else settings.backup_entropy
+        if self.backup_entropy:
+            self.value_bounds = None  # a soft value may lie outside what the reward alone allows
         self.target_entropy = settings.target_entropy if settings.target_entropy is not None else -self.spec.action_dim
         self.learns_alpha = settings.alpha == "auto"
         alpha = settings.initial_alpha if settings.alpha == "auto" else settings.alpha

@@ -43,6 +43,7 @@ class TD3(ActorCritic):
     def _build(self, generator: torch.Generator) -> None:
         super()._build(generator)
         penalty, goal_task = self.settings.saturation_penalty, self.spec.goal_dim > 0
+        self._first = torch.zeros(1, dtype=torch.long, device=self.device)
         self.saturation_penalty = (0.01 if goal_task else 0.0) if penalty is None else penalty
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -58,13 +59,18 @@ class TD3(ActorCritic):
         return self._td_error(batch, next_values)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return minus the first critic's value of the policy's own actions."""
+        """Return the policy's objective under the first critic, and the penalty that keeps tanh from saturating."""
         raw_actions = self.model.actor.mlp(batch.observations)
-        loss = -self.model.critic(batch.observations, torch.tanh(raw_actions))[0].mean()
-        metrics = {"train/actor_loss": loss.detach()}
+        actions = torch.tanh(raw_actions)
+        values = self.model.critic(batch.observations, actions, self._first)[0]
+        loss, metrics = self._policy_objective(values, actions, batch)
+        metrics["train/actor_loss"] = loss.detach()
         if self.saturation_penalty > 0:
             loss = loss + self.saturation_penalty * raw_actions.square().mean()
         return loss, metrics
+
+    def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        return -values.mean(), {}
 
     def _update(self, batch: Batch) -> Metrics:
         loss, metrics = self.critic_loss(batch)

@@ -1,6 +1,8 @@
 """TD3+BC (Fujimoto and Gu, 2021, https://arxiv.org/abs/2106.06860).
 
 TD3 whose actor also stays near the data:  L = -λ mean Q_1(s, π(s)) + mean (π(s) - a)²,   λ = α / mean |Q_1(s, π(s))|
+
+Deviation from the paper: normalised observations are also clamped to ±10 deviations.
 """
 
 from __future__ import annotations
@@ -25,11 +27,8 @@ class TD3BC(TD3):
     Settings = TD3BCSettings
     settings: TD3BCSettings
 
-    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return the value, scaled to the size of the cloning error, and that error."""
-        actions = self.model.actor(batch.observations)
-        values = self.model.critic(batch.observations, actions)[0]
+    def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the cloning error less the value, which is scaled to a size of its own."""
         weight = self.settings.bc_alpha / values.detach().abs().mean()
         cloning = F.mse_loss(actions, batch.actions)
-        loss = cloning - weight * values.mean()
-        return loss, {"train/actor_loss": loss.detach(), "train/bc_loss": cloning.detach()}
+        return cloning - weight * values.mean(), {"train/bc_loss": cloning.detach()}

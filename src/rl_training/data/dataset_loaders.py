@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 from pydantic import Field
 
 from rl_training.config import Settings
+from rl_training.data.formats import hdf5, minari_store, npz, parquet, torch_file
+from rl_training.data.formats.columns import ALIASES, canonical
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.errors import DatasetError
+from rl_training.errors import DatasetError, did_you_mean
+
+__all__ = [
+    "ALIASES",
+    "DatasetSettings",
+    "canonical",
+    "find_file",
+    "load_transition_dataset",
+    "read_npz",
+    "read_transitions",
+    "write_transitions",
+]
 
 Array = NDArray[Any]
 
 DATA_FOLDER_VARIABLE = "RL_TRAINING_DATA"
 
-ALIASES = {
-    "observations": ("obs", "states", "state"),
-    "next_observations": ("next_obs", "next_states", "next_state", "obs_next"),
-    "actions": ("act", "acts", "action"),
-    "rewards": ("rew", "rews", "reward"),
-    "terminated": ("terminals", "terminations", "terminal", "dones", "done"),
-    "truncated": ("timeouts", "truncations", "timeout"),
+SUFFIXES = {
+    ".npz": "npz",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".hdf5": "hdf5",
+    ".h5": "hdf5",
+    ".parquet": "parquet",
 }
-"""Our names, and those in use elsewhere. A merged ``dones`` counts as termination."""
+"""The kind of file that a name's ending stands for."""
+
+_FORMATS = {"npz": npz, "pt": torch_file, "hdf5": hdf5, "parquet": parquet}
 
 
 class DatasetSettings(Settings):
@@ -71,11 +85,84 @@ def load_transition_dataset(
     dataset_id: str | None = None,
     download: bool = False,
 ) -> TransitionDataset:
-    """Read a dataset from a file, or by its Minari id."""
+    """Read a dataset from a file, or by its Minari id.
+
+    Args:
+        path: a file, the folder of a Minari or LeRobot dataset, or ``minari:ID``.
+        kind: the format; unset, it is told from the name.
+        dataset_id: a Minari dataset, instead of ``path``.
+        download: whether a Minari dataset that is not here may be fetched.
+    """
+    where = str(path if path is not None else dataset_id)
+    return TransitionDataset.from_dict(
+        read_transitions(path, kind, dataset_id=dataset_id, download=download), where=where
+    )
+
+
+def read_transitions(
+    path: str | Path | None = None,
+    kind: str | None = None,
+    *,
+    dataset_id: str | None = None,
+    download: bool = False,
+) -> dict[str, Any]:
+    """Read the arrays of a dataset under our names, as they are: ``TransitionDataset.from_dict`` checks them."""
+    if path is not None and str(path).startswith(minari_store.PREFIX):
+        path, kind, dataset_id = None, "minari", str(path)[len(minari_store.PREFIX) :]
+    if kind == "minari" and path is not None and dataset_id is None and not Path(path).exists():
+        path, dataset_id = None, str(path)
+    if dataset_id is not None:
+        if path is not None or kind not in (None, "minari"):
+            raise DatasetError(
+                f"dataset_id = {dataset_id!r} is for Minari alone: leave dataset_path and dataset_kind unset"
+            )
+        rows, names = minari_store.read(dataset_id, download=download)
+        return canonical(rows, dataset_id, names)
     if path is None:
-        raise DatasetError("dataset_path is required")
+        missing = "dataset_id" if kind == "minari" else "dataset_path"
+        raise DatasetError(f"{missing} is required" + (f" for dataset_kind {kind!r}" if kind else ""))
     found = find_file(path)
-    return TransitionDataset.from_dict(read_npz(found), where=str(found))
+    kind = kind or kind_of(found)
+    if kind == "minari":
+        rows, names = minari_store.read_folder(found)
+    elif kind in _FORMATS:
+        rows, names = _FORMATS[kind].read(found)
+    else:
+        raise DatasetError(f"dataset_kind {kind!r} is not a file's; expected {', '.join([*_FORMATS, 'minari'])}")
+    return canonical(rows, str(found), names)
+
+
+def write_transitions(
+    dataset: TransitionDataset, path: str | Path, kind: str | None = None, *, env_spec: EnvSpec | None = None
+) -> Path:
+    """Write a dataset so that reading it gives the same arrays, and return where it lies.
+
+    A file appears under its name only when it is complete. For Minari, ``path`` is ``minari:ID`` (or an id, with the
+    kind given) and ``env_spec`` is the environment to record with it.
+    """
+    text = str(path)
+    if text.startswith(minari_store.PREFIX) or kind == "minari":
+        return minari_store.write(dataset, text.removeprefix(minari_store.PREFIX), env_spec=env_spec)
+    target = Path(path).expanduser()
+    kind = kind or kind_of(target)
+    if kind not in _FORMATS:
+        raise DatasetError(f"dataset_kind {kind!r} cannot be written; expected {', '.join([*_FORMATS, 'minari'])}")
+    _FORMATS[kind].write(dataset, target)
+    return target
+
+
+def kind_of(path: Path) -> str:
+    """Tell the format from a name, or from what a folder holds."""
+    if path.is_dir():
+        return "minari" if minari_store.is_folder(path) else "parquet"
+    kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        hint = did_you_mean(path.suffix.lower(), SUFFIXES)
+        raise DatasetError(
+            f"{path}: the name does not tell the format{hint}; expected an ending among {', '.join(SUFFIXES)},"
+            " or minari:ID, or dataset_kind"
+        )
+    return kind
 
 
 def find_file(path: str | Path) -> Path:
@@ -95,25 +182,5 @@ def find_file(path: str | Path) -> Path:
 
 def read_npz(path: Path) -> dict[str, Array]:
     """Read the arrays of an npz file under our names."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return canonical({key: archive[key] for key in archive.files})
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise DatasetError(f"{path}: not an npz file that can be read: {error}") from None
-
-
-def canonical(values: dict[str, Any]) -> dict[str, Any]:
-    """Rename arrays to our names and drop those we do not know; ``episode_lengths`` become time-outs."""
-    arrays: dict[str, Any] = {}
-    for name, aliases in ALIASES.items():
-        for alias in (name, *aliases):
-            if alias in values:
-                arrays[name] = values[alias]
-                break
-    if "episode_lengths" in values and "rewards" in arrays:
-        ends = np.cumsum(values["episode_lengths"]) - 1
-        arrays.setdefault("terminated", np.zeros(len(arrays["rewards"]), bool))
-        truncated = np.array(arrays.get("truncated", np.zeros(len(arrays["rewards"]), bool)))
-        truncated[ends] = True
-        arrays["truncated"] = truncated & ~np.asarray(arrays["terminated"]).astype(bool).reshape(-1)
-    return arrays
+    arrays, names = npz.read(path)
+    return canonical(arrays, str(path), names)

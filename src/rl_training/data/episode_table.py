@@ -75,7 +75,8 @@ class EpisodeTable:
         """Turn ``[B]`` uniform numbers in [0, 1) into the starts and lengths of B episodes."""
         position = uniform * self.total_weight + self._low
         live = slice(self._begin, self._begin + len(self._episodes))
-        index = self._sums[live].searchsorted(position)
+        # Rounding may carry the last position an ulp beyond the last sum.
+        index = np.minimum(self._sums[live].searchsorted(position), len(self._episodes) - 1)
         return self._starts[live].take(index), self._lengths[live].take(index)
 
     def state_dict(self) -> dict[str, Any]:

@@ -166,6 +166,7 @@ class HERReplayBuffer:
             "capacity": self.ring.capacity,
             "rng": self.rng.bit_generator.state,
             "table": self.episodes.state_dict(),
+            "goals": self.goals.state_dict(),
             "open": {str(i): episode.rows.copy() for i, episode in enumerate(self._open)},
         }
         if with_rows:
@@ -177,6 +178,7 @@ class HERReplayBuffer:
         self.ring.set_written(int(state["written"]), int(state["capacity"]))
         self.rng.bit_generator.state = state["rng"]
         self.episodes.load_state_dict(state["table"])
+        self.goals.load_state_dict(state["goals"])
         for index, episode in enumerate(self._open):
             episode.restore(state["open"][str(index)])
         if "rows" in state:
@@ -270,7 +272,7 @@ class _OpenEpisode:
 
     def take(self) -> Array:
         """Return the rows and start over."""
-        rows = self.rows.copy()
+        rows: Array = self.rows.copy()
         self._count = 0
         return rows
 

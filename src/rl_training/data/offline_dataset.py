@@ -19,6 +19,7 @@ from rl_training.types import Batch, SpaceSpec
 Array = NDArray[Any]
 
 REQUIRED = ("observations", "actions", "rewards", "terminated")
+FLAGS = ("terminated", "truncated", "usable")
 
 
 class TransitionDataset:
@@ -43,13 +44,18 @@ class TransitionDataset:
         """Check and complete a mapping with the keys of ``arrays``; observations may be goal dictionaries.
 
         Missing ``next_observations`` are taken from the following row, never across an episode's end. The last row of
-        an episode that was cut off has no successor then, and is left out of what is sampled.
+        an episode that was cut off has no successor then, and is left out of what is sampled. ``usable`` may say which
+        rows are sampled.
         """
         arrays = _take_apart(values, where)
         for key in REQUIRED:
             if key not in arrays:
                 raise DatasetError(f"{where}: key {key!r} is missing; found {', '.join(sorted(map(str, values)))}")
-        length = len(arrays["observations"])
+        followed = {f"next_{key}": key for key in ("observations", "achieved_goals", "desired_goals")}
+        for key, other in {"achieved_goals": "desired_goals", **followed}.items():
+            if key in arrays and other not in arrays:
+                raise DatasetError(f"{where}: there are {key}, but key {other!r} is missing")
+        length = len(arrays["observations"]) if np.ndim(arrays["observations"]) else 0
         if length == 0:
             raise DatasetError(f"{where}: there are no transitions in it")
         arrays.setdefault("truncated", np.zeros(length, bool))
@@ -58,23 +64,25 @@ class TransitionDataset:
         if not (arrays["terminated"][-1] or arrays["truncated"][-1]):
             arrays["truncated"] = arrays["truncated"].copy()
             arrays["truncated"][-1] = True
-        usable = None
-        followed = {"next_observations": "observations", "next_achieved_goals": "achieved_goals"}
-        followed["next_desired_goals"] = "desired_goals"
+        usable = arrays.pop("usable", None)
         for target, source in followed.items():
             if source in arrays and target not in arrays:
                 arrays[target] = np.concatenate([arrays[source][1:], arrays[source][-1:]])
                 ends = arrays["terminated"] | arrays["truncated"]
                 arrays[target][ends] = arrays[source][ends]
                 if target != "next_desired_goals":
-                    usable = ~(arrays["truncated"] & ~arrays["terminated"])
+                    has_next = ~(arrays["truncated"] & ~arrays["terminated"])
+                    usable = has_next if usable is None else usable & has_next
         if usable is not None and (usable.all() or not usable.any()):
             if not usable.any():
-                raise DatasetError(f"{where}: no row has a next observation: every episode is a single cut-off step")
+                raise DatasetError(f"{where}: no row can be used: none has a next observation")
             usable = None
         for a, b in followed.items():
             if a in arrays and arrays[a].shape != arrays[b].shape:
                 raise DatasetError(f"{where}: {a} has shape {arrays[a].shape}, expected {arrays[b].shape} as {b}")
+        goals = {key: arrays[key].shape for key in ("achieved_goals", "desired_goals") if key in arrays}
+        if len(set(goals.values())) > 1:
+            raise DatasetError(f"{where}: achieved and desired goals differ in shape: {goals}")
         return cls(arrays, usable, seed=seed)
 
     def __len__(self) -> int:
@@ -254,7 +262,7 @@ def _convert(key: str, value: Any, length: int, where: str) -> Array:
         raise DatasetError(f"{where}: {key} has dtype {array.dtype}; expected numbers")
     if array.ndim == 0 or len(array) != length:
         raise DatasetError(f"{where}: {key} has shape {array.shape}; expected {length} rows, as observations have")
-    if key in ("rewards", "terminated", "truncated"):
+    if key in ("rewards", *FLAGS):
         if array.size != length:
             raise DatasetError(f"{where}: {key} has shape {array.shape}; expected ({length},)")
         array = array.reshape(length)
@@ -267,10 +275,24 @@ def _convert(key: str, value: Any, length: int, where: str) -> Array:
         array = array[:, None]
     elif array.ndim != 2:
         raise DatasetError(f"{where}: {key} has shape {array.shape}; expected one vector a row (no images)")
-    if key in ("terminated", "truncated"):
+    if key in FLAGS:
+        if array.dtype != bool and not ((array == 0) | (array == 1)).all():
+            row = int(np.flatnonzero((array != 0) & (array != 1))[0])
+            raise DatasetError(f"{where}: {key} is {array[row]} at row {row}; expected 0 or 1")
         return array.astype(bool, copy=False)
-    array = array.astype(np.float32, copy=False)
-    if not np.isfinite(array).all():
+    if array.shape[-1] == 0:
+        raise DatasetError(f"{where}: {key} has shape {array.shape}; expected at least one number a row")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+        array = array.astype(np.float32, copy=False)
+    if not is_finite(array):
         row = int(np.argwhere(~np.isfinite(array))[0][0])
         raise DatasetError(f"{where}: {key} is not finite, first at row {row}: {array[row]}")
     return array
+
+
+def is_finite(array: Array) -> bool:
+    """Return whether all numbers are finite, in one pass that allocates nothing for almost all arrays."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()
+    # NaN and infinity survive a sum; so does the overflow of large numbers, which the exact check then clears.
+    return bool(np.isfinite(total) or np.isfinite(array).all())

@@ -20,7 +20,11 @@ Array = NDArray[Any]
 class ReplaySettings(Settings):
     """What a run may say of its replay buffer."""
 
-    buffer_capacity: int = Field(1_000_000, ge=1, description="transitions kept; the oldest leave first")
+    buffer_capacity: int = Field(
+        1_000_000,
+        ge=1,
+        description="transitions kept, the oldest leave first; hindsight takes T + 1 places for T steps",
+    )
 
 
 class ReplayBuffer:

@@ -10,10 +10,8 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.factory import make_env, space_spec
-from rl_training.envs.goals import GOAL_KEYS, GoalFunctions, is_goal_space, sample_goal_pairs
+from rl_training.envs.goals import GOAL_KEYS, SUCCESS_KEYS, GoalFunctions, is_goal_space, sample_goal_pairs
 from rl_training.errors import EnvError
-
-SUCCESS_KEYS = ("is_success", "success")
 
 
 @dataclass
@@ -29,14 +27,6 @@ class EnvReport:
     def fit_for_her(self) -> bool:
         """Whether nothing rules hindsight out."""
         return not self.problems
-
-
-def episode_success(info: Mapping[str, Any]) -> bool | None:
-    """Return the success an ``info`` reports (``is_success`` or ``success``), or None where it reports none."""
-    for key in SUCCESS_KEYS:
-        if key in info:
-            return bool(info[key])
-    return None
 
 
 def check_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0) -> EnvReport:

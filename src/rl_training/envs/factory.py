@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import multiprocessing
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -89,7 +90,8 @@ def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs:
 
 def _in_worker(build: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
     """Build an environment in a worker process, which leaves Ctrl-C to the process that steers it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if multiprocessing.parent_process() is not None:  # AsyncVectorEnv also builds one here, to read its spaces
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return build()
 
 
@@ -138,17 +140,14 @@ def space_spec(env: gym.Env[Any, Any], goals: GoalFunctions | None = None) -> Sp
 
 def _argument_hint(env_id: str, arguments: Mapping[str, Any]) -> str:
     """Return the nearest valid name of the first argument that the environment does not know."""
-    spec = gym.spec(env_id)
-    entry_point = (
-        gym.envs.registration.load_env_creator(spec.entry_point)
-        if isinstance(spec.entry_point, str)
-        else spec.entry_point
-    )
-    known = (
-        [*inspect.signature(entry_point).parameters, *EnvSettings.model_fields, "max_episode_steps"]
-        if entry_point
-        else []
-    )
+    try:
+        entry_point: Any = gym.spec(env_id.rpartition(":")[2]).entry_point
+        if isinstance(entry_point, str):
+            entry_point = gym.envs.registration.load_env_creator(entry_point)
+        parameters = inspect.signature(entry_point).parameters if entry_point is not None else {}
+    except Exception:  # a hint must not hide the error that it was to explain
+        return ""
+    known = [*parameters, *EnvSettings.model_fields, "max_episode_steps"]
     unknown = [name for name in arguments if name not in known]
     return did_you_mean(unknown[0], known) if unknown else ""
 

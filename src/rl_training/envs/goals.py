@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import gymnasium as gym
 import numpy as np
@@ -16,10 +16,12 @@ from rl_training.errors import EnvError
 
 __all__ = [
     "GOAL_KEYS",
+    "SUCCESS_KEYS",
     "GoalFunctions",
     "GoalParts",
     "PointGoal1DEnv",
     "env_name",
+    "episode_success",
     "extract_goal_parts",
     "flatten_goal_observation",
     "is_goal_space",
@@ -32,6 +34,7 @@ __all__ = [
 Array = NDArray[Any]
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
+SUCCESS_KEYS = ("is_success", "success")
 
 _SPOT_CHECK = 256  # every so many batches the environment is asked whether the quick form of its reward still holds
 
@@ -54,6 +57,14 @@ def is_goal_space(space: gym.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and all(key in space.spaces for key in GOAL_KEYS)
 
 
+def episode_success(info: Mapping[str, Any]) -> bool | None:
+    """Return the success an ``info`` reports (``is_success`` or ``success``), or None where it reports none."""
+    for key in SUCCESS_KEYS:
+        if key in info:
+            return bool(info[key])
+    return None
+
+
 class GoalParts(NamedTuple):
     """The three parts of a goal observation, as float32: ``[D]`` each, or ``[B, D]``."""
 
@@ -74,14 +85,21 @@ def flatten_goal_observation(observation: dict[str, Array]) -> Array:
 
 def recompute_rewards(env: gym.Env[Any, Any], achieved_goal: Array, desired_goal: Array, info: Any = None) -> Array:
     """Ask ``env`` for the rewards ``[B]`` of a batch of goals, in one call."""
-    answer = env.get_wrapper_attr("compute_reward")(achieved_goal, desired_goal, {} if info is None else info)
-    return np.broadcast_to(np.asarray(answer, dtype=np.float32), achieved_goal.shape[:-1])
+    return _ask_all(env.get_wrapper_attr("compute_reward"), achieved_goal, desired_goal, info).astype(np.float32)
 
 
 def recompute_terminated(env: gym.Env[Any, Any], achieved_goal: Array, desired_goal: Array, info: Any = None) -> Array:
     """Ask ``env`` which of a batch of goals end the episode, in one call; ``[B]`` of bool."""
-    answer = env.get_wrapper_attr("compute_terminated")(achieved_goal, desired_goal, {} if info is None else info)
-    return np.broadcast_to(np.asarray(answer, dtype=bool), achieved_goal.shape[:-1])
+    return _ask_all(env.get_wrapper_attr("compute_terminated"), achieved_goal, desired_goal, info).astype(bool)
+
+
+def _ask_all(function: Callable[..., Any], achieved_goal: Array, desired_goal: Array, info: Any) -> Array:
+    """Ask about one goal or a batch; one answer for a whole batch is not believed, and each goal asked for itself."""
+    info = {} if info is None else info
+    answer = np.asarray(function(achieved_goal, desired_goal, info))
+    if answer.shape == achieved_goal.shape[:-1]:
+        return answer
+    return np.array([function(a, d, info) for a, d in zip(achieved_goal, desired_goal, strict=True)])
 
 
 def sample_goal_pairs(env: gym.Env[Any, Any], count: int = 64, seed: int = 0) -> tuple[Array, Array]:
@@ -135,7 +153,9 @@ class GoalFunctions:
         self.slow: list[str] = []
         achieved, desired = sample_goal_pairs(env, seed=seed)
         threshold = env.get_wrapper_attr("distance_threshold") if env.has_wrapper_attr("distance_threshold") else None
-        self.distance_threshold = float(threshold) if isinstance(threshold, (int, float)) and threshold > 0 else None
+        is_number = isinstance(threshold, (int, float, np.number)) and not isinstance(threshold, bool)
+        size = float(cast(Any, threshold)) if is_number else 0.0
+        self.distance_threshold = size if size > 0 else None
         self._reward = self._asked = self._choose(env, "compute_reward", achieved, desired)
         self._calls = 0
         if self.distance_threshold is not None:
@@ -160,6 +180,16 @@ class GoalFunctions:
             if not np.array_equal(rewards, asked):  # goals unlike those of the start, such as angles that come round
                 self._reward, rewards = self._asked, asked
         return rewards if self._identity else self._transform.apply(rewards)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides how the next batches are answered."""
+        return {"calls": self._calls, "quick": self._reward is not self._asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        self._calls = int(state["calls"])
+        if not state["quick"]:
+            self._reward = self._asked
 
     def terminated(self, achieved_goals: Array, desired_goals: Array) -> Array:
         """Return ``[B]`` of 0 and 1: where the episode would have ended."""

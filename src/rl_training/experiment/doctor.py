@@ -13,6 +13,9 @@ _PACKAGES = {
     "gymnasium-robotics": "robotics",
     "mujoco": "robotics",
     "imageio-ffmpeg": "video",
+    "minari": "offline",
+    "h5py": "offline",
+    "pyarrow": "offline",
 }
 
 

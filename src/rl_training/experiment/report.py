@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=2, cols=2, subplot_titles=[title for title, _ in _PANELS], vertical_spacing=0.12)
+    in_legend: set[str] = set()
     for index, run in enumerate(runs):
         rows = read_metrics(run / "metrics.csv")
         if not rows:
@@ -39,23 +41,24 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
         for panel, (_, series) in enumerate(_PANELS):
             for order, (metric, label) in enumerate(series):
                 points = [(row[STEP], row[metric]) for row in rows if metric in row]
-                if points:
-                    steps, values = zip(*points, strict=True)
-                    figure.add_scatter(
-                        x=steps,
-                        y=values,
-                        name=f"{run.name}: {label}" if len(runs) > 1 else label,
-                        line={
-                            "color": _COLOURS[(index + (order if len(runs) == 1 else 0)) % len(_COLOURS)],
-                            "dash": "solid" if order == 0 else "dot",
-                        },
-                        mode="lines+markers" if metric.startswith("eval/") else "lines",
-                        legendgroup=f"{index}-{label}",
-                        showlegend=True,
-                        row=panel // 2 + 1,
-                        col=panel % 2 + 1,
-                    )
-    figure.update_xaxes(title_text="environment steps")
+                if not points:
+                    continue
+                steps, values = zip(*points, strict=True)
+                name = f"{run.name}: {label}" if len(runs) > 1 else label
+                colour = _COLOURS[(index if len(runs) > 1 else order) % len(_COLOURS)]
+                figure.add_scatter(
+                    x=steps,
+                    y=values,
+                    name=name,
+                    line={"color": colour, "dash": "solid" if order == 0 else "dot"},
+                    mode="lines+markers" if metric.startswith("eval/") else "lines",
+                    legendgroup=name,
+                    showlegend=name not in in_legend,
+                    row=panel // 2 + 1,
+                    col=panel % 2 + 1,
+                )
+                in_legend.add(name)
+    figure.update_xaxes(title_text="steps", rangemode="tozero")
     figure.update_yaxes(range=[-0.03, 1.03], row=1, col=2)
     figure.update_layout(template="plotly_white", height=820, margin={"t": 60, "b": 50})
     plots = to_html(figure, full_html=False, include_plotlyjs=True)
@@ -78,6 +81,15 @@ def _summary(run: Path) -> str:
     cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.6g}</td></tr>" for name, value in last.items())
     config = html.escape(load_config(run / "config.yaml").to_yaml())
     return (
-        f"<h2>{html.escape(run.name)}</h2><h3>Last values</h3><table>{cells}</table>"
+        f"<h2>{html.escape(run.name)}</h2><p>{html.escape(_outcome(run))}</p><table>{cells}</table>"
         f"<details><summary>Configuration</summary><pre>{config}</pre></details>"
     )
+
+
+def _outcome(run: Path) -> str:
+    """Return how a run ended, or that it has not."""
+    try:
+        result = json.loads((run / "result.json").read_text())
+        return f"{result['status']}: {result['stop_reason']} after {result['global_step']:,} steps"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "not finished, or interrupted without a word"

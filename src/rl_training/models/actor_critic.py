@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +21,10 @@ def target_copy(module: ModuleT) -> ModuleT:
     return copy.deepcopy(module).requires_grad_(False)
 
 
-class MLPDDPGModel(nn.Module):
-    """Deterministic actor and critics, each with a target: DDPG (one critic) and TD3 (two)."""
+class ActorCriticModel(nn.Module):
+    """An actor, an ensemble of critics and their targets; subclasses say which actor."""
 
-    def __init__(
-        self,
-        spec: SpaceSpec,
-        hidden_sizes: Sequence[int],
-        generator: torch.Generator,
-        *,
-        num_critics: int = 1,
-        critic_layer_norm: bool = False,
-    ) -> None:
-        super().__init__()
-        inputs = spec.policy_dim + spec.action_dim
-        self.actor = DeterministicActor(spec, hidden_sizes, generator)
-        self.critic = CriticEnsemble(inputs, hidden_sizes, generator, layer_norm=critic_layer_norm, members=num_critics)
-        self.target_actor, self.target_critic = target_copy(self.actor), target_copy(self.critic)
-
-
-class MLPSACModel(nn.Module):
-    """Squashed Gaussian actor, critics and target critics: SAC and what is built on it."""
+    Actor: ClassVar[type[Any]]
 
     def __init__(
         self,
@@ -53,45 +36,47 @@ class MLPSACModel(nn.Module):
         critic_layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        self.actor = self.Actor(spec, hidden_sizes, generator)
         inputs = spec.policy_dim + spec.action_dim
-        self.actor = SquashedGaussianActor(spec, hidden_sizes, generator)
         self.critic = CriticEnsemble(inputs, hidden_sizes, generator, layer_norm=critic_layer_norm, members=num_critics)
         self.target_critic = target_copy(self.critic)
 
 
-class MLPAWACModel(nn.Module):
-    """Gaussian actor with finite density at the bounds, critics and target critics."""
+class MLPDDPGModel(ActorCriticModel):
+    """Deterministic actor, with a target of its own: DDPG and TD3."""
+
+    Actor = DeterministicActor
 
     def __init__(
-        self,
-        spec: SpaceSpec,
-        hidden_sizes: Sequence[int],
-        generator: torch.Generator,
-        *,
-        num_critics: int = 2,
-        critic_layer_norm: bool = False,
+        self, spec: SpaceSpec, hidden_sizes: Sequence[int], generator: torch.Generator, **options: Any
     ) -> None:
-        super().__init__()
-        inputs = spec.policy_dim + spec.action_dim
-        self.actor = GaussianActor(spec, hidden_sizes, generator)
-        self.critic = CriticEnsemble(inputs, hidden_sizes, generator, layer_norm=critic_layer_norm, members=num_critics)
-        self.target_critic = target_copy(self.critic)
+        super().__init__(spec, hidden_sizes, generator, **options)
+        self.target_actor = target_copy(self.actor)
 
 
-class MLPIQLModel(MLPAWACModel):
+class MLPSACModel(ActorCriticModel):
+    """Squashed Gaussian actor: SAC and what is built on it."""
+
+    Actor = SquashedGaussianActor
+
+
+class MLPAWACModel(ActorCriticModel):
+    """Gaussian actor whose density is finite at the bounds."""
+
+    Actor = GaussianActor
+
+
+class MLPIQLModel(ActorCriticModel):
     """The same with a state value."""
 
+    Actor = GaussianActor
+
     def __init__(
-        self,
-        spec: SpaceSpec,
-        hidden_sizes: Sequence[int],
-        generator: torch.Generator,
-        *,
-        num_critics: int = 2,
-        critic_layer_norm: bool = False,
+        self, spec: SpaceSpec, hidden_sizes: Sequence[int], generator: torch.Generator, **options: Any
     ) -> None:
-        super().__init__(spec, hidden_sizes, generator, num_critics=num_critics, critic_layer_norm=critic_layer_norm)
-        self.value = MLP(spec.policy_dim, hidden_sizes, 1, generator, layer_norm=critic_layer_norm)
+        super().__init__(spec, hidden_sizes, generator, **options)
+        layer_norm = options.get("critic_layer_norm", False)
+        self.value = MLP(spec.policy_dim, hidden_sizes, 1, generator, layer_norm=layer_norm)
 
 
 class MLPDQNModel(nn.Module):

@@ -74,9 +74,13 @@ class SquashedGaussianActor(nn.Module):
         """Return the squashed mean, the action to take when not exploring."""
         return torch.tanh(self(observations)[0])
 
-    def sample(self, observations: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return actions ``[B, A]``, differentiable, and their log-probabilities ``[B]``."""
+    def sample(
+        self, observations: Tensor, generator: torch.Generator, count: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return differentiable actions ``[B, A]`` and their log-probabilities ``[B]``; ``count`` adds a second axis."""
         mean, log_std = self(observations)
+        if count is not None:
+            mean, log_std = (x.unsqueeze(1).expand(-1, count, -1) for x in (mean, log_std))
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         raw = torch.addcmul(mean, log_std.exp(), noise)
         gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -22,12 +23,13 @@ from rl_training.envs.factory import make_env, make_vector_env, space_spec, spli
 from rl_training.envs.goals import GoalFunctions
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
-from rl_training.runtime.checkpointing import CheckpointStore, read_checkpoint, read_manifest, resolve_checkpoint
-from rl_training.runtime.collector import Collector, play_at_random
+from rl_training.runtime.checkpointing import CheckpointStore, read_checkpoint
+from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.interrupts import stop_on_signals
 from rl_training.runtime.logging import MetricsLogger
+from rl_training.runtime.random_play import play_at_random
 from rl_training.runtime.recipe import OfflineSettings, OnlineSettings, Recipe
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import SpaceSpec
@@ -68,7 +70,9 @@ def load_learner(recipe: Recipe, checkpoint: Path, device: str = "cpu") -> tuple
     try:
         config = parse_config({**manifest["config"], "device": device}, where=str(checkpoint / "manifest.json"))
         learner = build_learner(recipe, config, SpaceSpec.from_json(manifest["spec"]))
-        learner.load_training_state(state["learner"])
+        # The policy alone: optimisers and generators belong to training, and to the device it ran on.
+        learner.load_state_dict(state["learner"]["module"])
+        learner.update_count = int(state["learner"]["update_count"])
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: config, spec and weights do not fit together: {error}") from error
     return learner, config
@@ -121,7 +125,10 @@ def _assemble(
     evaluator = None
     if config.env_id is not None:
         evaluator = Evaluator(config.env_id, config.env_kwargs, episodes=config.eval_episodes, seed=config.seed)
-    resume_at = None if run_dir is None else _latest_step(run_dir)
+    elif settings.early_stopping is not None:
+        raise ConfigError("algo_kwargs.early_stopping looks at evaluations: expected an env_id to evaluate in")
+    else:
+        warnings.warn("no env_id: nothing will be evaluated, and there is no best checkpoint", stacklevel=3)
     run_dir = run_dir or _new_run_dir(config, run_name)
     early = [EarlyStoppingCallback(settings.early_stopping)] if settings.early_stopping is not None else []
     trainer = Trainer(
@@ -133,7 +140,7 @@ def _assemble(
         batch_size=settings.batch_size,
         total_steps=config.total_timesteps,
         store=CheckpointStore(run_dir, keep=settings.keep_checkpoints),
-        logger=MetricsLogger(run_dir, resume_at=resume_at),
+        logger=MetricsLogger(run_dir),
         about={
             "package_version": package_version(),
             "config": config.model_dump(mode="json"),
@@ -245,7 +252,9 @@ def _run(trainer: Trainer, run_dir: Path) -> TrainResult:
         best_success, metrics["best/mean_reward"] = state.best_score
         if "eval/success_rate" in metrics:
             metrics["best/success_rate"] = best_success
-    return TrainResult(run_dir, status, reason, state.global_step, state.update_count, metrics)
+    result = TrainResult(run_dir, status, reason, state.global_step, state.update_count, metrics)
+    (run_dir / "result.json").write_text(json.dumps(result.to_json(), indent=1) + "\n")
+    return result
 
 
 def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:
@@ -263,10 +272,3 @@ def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:
     except OSError as error:
         raise ConfigError(f"output_dir = {str(config.output_dir)!r}: cannot be written to: {error}") from None
     raise ConfigError(f"output_dir = {str(config.output_dir)!r}: too many runs named {stem}")
-
-
-def _latest_step(run_dir: Path) -> int:
-    folder = run_dir / "checkpoints"
-    if not folder.is_dir():
-        raise CheckpointError(f"{run_dir}: there is no checkpoint to resume from")
-    return int(read_manifest(resolve_checkpoint(folder))["global_step"])

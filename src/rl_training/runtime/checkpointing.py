@@ -82,10 +82,16 @@ class CheckpointStore:
             raise CheckpointError(f"{path}: checkpoint not written, earlier ones are intact: {error}") from error
         return path
 
-    def load(self, name: str = "latest") -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state and the manifest of ``latest``, ``best`` or the checkpoint of that name."""
-        manifest, state = read_checkpoint(resolve_checkpoint(self.folder, name))
+    def take_up(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state and the manifest of ``latest``; checkpoints beyond it are of a future that was given up."""
+        if not self.folder.is_dir():
+            raise CheckpointError(f"{self.folder.parent}: there is no checkpoint to resume from")
+        taken = resolve_checkpoint(self.folder)
+        manifest, state = read_checkpoint(taken)
         self._segments = manifest["segments"]
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name.lstrip(".") > taken.name:
+                shutil.rmtree(path)
         return state, manifest
 
     def load_rows(self, ring: RowRing) -> None:

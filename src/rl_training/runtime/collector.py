@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
@@ -15,16 +14,11 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import Settings
-from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.envs.check import SUCCESS_KEYS
-from rl_training.envs.factory import make_env, space_spec
-from rl_training.envs.goals import flatten_goal_observation
+from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
 from rl_training.runtime.schedules import Schedule
 from rl_training.types import Observation, SpaceSpec
 
 Array = NDArray[Any]
-
-_RANDOM_PLAY = 2**21  # its place among the seeds of episodes, out of reach of environment indices
 
 
 class ExplorationSettings(Settings):
@@ -98,6 +92,10 @@ class Collector:
         observations = self._observations
         inputs = torch.from_numpy(self._flat(observations)).to(self.learner.device)
         self.learner.observe(inputs)
+        if isinstance(observations, dict) and self.learner.normalizer is not None:
+            # Hindsight makes goals of what was achieved: their scale counts as much as that of the desired ones.
+            hindsight = {**observations, "desired_goal": observations["achieved_goal"]}
+            self.learner.observe(torch.from_numpy(self._flat(hindsight)).to(self.learner.device))
         actions = random_actions(self.spec, self.rng, self.num_envs) if random else self._explore(inputs, progress)
         next_observations, rewards, terminated, truncated, infos = self.envs.step(self.spec.to_env(actions))
         for index in range(self.num_envs):
@@ -216,32 +214,6 @@ def _success(infos: dict[str, Any], index: int) -> bool | None:
         if key in infos and (f"_{key}" not in infos or infos[f"_{key}"][index]):
             return bool(infos[key][index])
     return None
-
-
-def play_at_random(env_id: str, env_kwargs: Mapping[str, Any], transitions: int, seed: int) -> TransitionDataset:
-    """Return transitions of random play in an environment."""
-    env = make_env(env_id, env_kwargs)
-    spec, rng = space_spec(env), np.random.default_rng(np.random.SeedSequence([seed, 2]))
-    names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-    steps: list[tuple[Any, ...]] = []
-    episode, done, observation = 0, True, None
-    while len(steps) < transitions:
-        if done:
-            observation, _ = env.reset(seed=episode_seed(seed, _RANDOM_PLAY, episode))
-            episode += 1
-        action = spec.to_env(random_actions(spec, rng, 1))[0]
-        following, reward, terminated, truncated, _ = env.step(action)
-        steps.append((observation, action, reward, following, terminated, truncated))
-        observation, done = following, terminated or truncated
-    env.close()
-    columns: dict[str, Any] = dict(zip(names, zip(*steps, strict=True), strict=True))
-    for name in ("observations", "next_observations"):
-        if isinstance(columns[name][0], dict):
-            columns[name] = {key: np.stack([row[key] for row in columns[name]]) for key in columns[name][0]}
-    return TransitionDataset.from_dict(
-        {name: value if isinstance(value, dict) else np.stack(value) for name, value in columns.items()},
-        where=f"random play in {env_id}",
-    )
 
 
 def random_actions(spec: SpaceSpec, rng: np.random.Generator, count: int) -> Array:

@@ -64,6 +64,8 @@ class TrainerState:
     update_count: int = 0
     should_stop: bool = False
     stop_reason: str | None = None
+    first_data_step: int = 0
+    """The last step at which there was nothing to sample yet."""
     best_score: tuple[float, float] | None = None
     """Success rate (0 where none is reported) and mean reward of the best evaluation."""
     last_evaluation: dict[str, float] = field(default_factory=dict)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.algorithms.base import Learner
-from rl_training.envs.check import episode_success
 from rl_training.envs.factory import make_env
+from rl_training.envs.goals import episode_success
 
 _EVALUATION = 2**20  # the place of evaluation among the seeds, out of reach of environment indices
 

@@ -14,19 +14,24 @@ STEP, UPDATES = "global_step", "update_count"
 class MetricsLogger:
     """Collects metrics by name and writes them as one row per step."""
 
-    def __init__(self, run_dir: Path, *, resume_at: int | None = None) -> None:
-        """Open the logs of a run; ``resume_at`` cuts off what was logged after that step."""
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
-
+    def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "metrics.csv"
         self._pending: dict[str, float] = {}
-        rows = read_metrics(self.path) if resume_at is not None else []
-        self._rows = [row for row in rows if resume_at is None or row[STEP] <= resume_at]
+        self._rows: list[dict[str, float]] = []
         self._columns = [STEP, UPDATES]
+        self._tensorboard: Any = None
+
+    def open(self, resume_at: int | None = None) -> None:
+        """Start the logs, or go on with them after cutting off what came after step ``resume_at``."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
+
+        if resume_at is not None:
+            self._rows = [row for row in read_metrics(self.path) if row[STEP] <= resume_at]
         for row in self._rows:
             self._add_columns(row)
         self._rewrite()
-        self._tensorboard: Any = SummaryWriter(str(run_dir), purge_step=None if resume_at is None else resume_at + 1)
+        purge = None if resume_at is None else resume_at + 1
+        self._tensorboard = SummaryWriter(str(self.path.parent), purge_step=purge)
 
     def record(self, metrics: dict[str, float]) -> None:
         """Add values to the row that the next ``flush`` writes."""
@@ -51,7 +56,8 @@ class MetricsLogger:
 
     def close(self) -> None:
         """Close the logs."""
-        self._tensorboard.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
     def _add_columns(self, row: dict[str, float]) -> bool:
         new = [name for name in row if name not in self._columns]

@@ -60,6 +60,11 @@ class Recipe:
         if isinstance(settings, OnlineSettings):
             if config.env_id is None:
                 raise ConfigError(f"{self.name}: key 'env_id' is required and missing")
+            if settings.buffer_capacity < config.num_envs:
+                raise ConfigError(
+                    f"algo_kwargs.buffer_capacity = {settings.buffer_capacity} holds less than one step of all"
+                    f" environments: expected at least num_envs = {config.num_envs}"
+                )
             if settings.learning_starts >= config.total_timesteps:
                 raise ConfigError(
                     f"algo_kwargs.learning_starts = {settings.learning_starts} leaves nothing to learn from:"

@@ -73,11 +73,14 @@ class Trainer:
         self.about = about
         self.state = TrainerState()
         self._train_metrics: Metrics = {}
+        self._restored_at: int | None = None
+        self._saved = False
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
 
     def run(self) -> None:
         """Train to the end. Whatever happens, callbacks and logs are closed properly."""
         self._check_budget()  # a finished run that is resumed has nothing left to do
+        self.logger.open(resume_at=self._restored_at)
         self._restart_clock()
         for callback in self.callbacks:
             callback.on_training_start(self)
@@ -90,6 +93,8 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.on_step(self)
                 self._report_and_save(before)
+            if self.state.interrupted and not self._saved:
+                self.save()  # the signal came before the first step
         finally:
             for callback in self.callbacks:
                 callback.on_training_end(self)
@@ -99,7 +104,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Go on from the latest checkpoint: everything that decides the steps to come is put back."""
-        state, manifest = self.store.load()
+        state, manifest = self.store.take_up()
         try:
             self.learner.load_training_state(state["learner"])
             self.experience.load_state_dict(state["experience"])
@@ -107,14 +112,15 @@ class Trainer:
                 self.store.load_rows(self.replay.ring)
             self.state.load_state_dict(state["trainer"]["state"])
             self._train_metrics = dict(state["trainer"]["train_metrics"])
-            for callback in self.callbacks:
-                if type(callback).__name__ in state["trainer"]["callbacks"]:
-                    callback.load_state_dict(state["trainer"]["callbacks"][type(callback).__name__])
+            for name, callback in self._named_callbacks().items():
+                if name in state["trainer"]["callbacks"]:
+                    callback.load_state_dict(state["trainer"]["callbacks"][name])
             changed = self.collector.load_state_dict(state["collector"]) if self.collector is not None else []
         except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
             edited = differences(manifest["config"], self.about["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
+        self._restored_at = self.state.global_step
         if changed and self.replay is not None:
             for index in changed:
                 self.replay.discard_open_episode(index)
@@ -172,19 +178,25 @@ class Trainer:
         """
         wanted, collection = self.state.global_step, self.collection
         if collection is not None:
-            trained_until = wanted - wanted % collection.train_frequency
-            if trained_until <= collection.learning_starts or len(self.experience) == 0:
+            if len(self.experience) == 0:  # hindsight has nothing to offer before the first episode is complete
+                self.state.first_data_step = wanted
                 return 0
-            wanted = math.floor((trained_until - collection.learning_starts) * collection.gradient_updates_per_step)
+            start = max(collection.learning_starts, self.state.first_data_step)
+            trained_until = wanted - wanted % collection.train_frequency
+            wanted = math.floor(max(0, trained_until - start) * collection.gradient_updates_per_step)
         if self.settings.max_updates is not None:
             wanted = min(wanted, self.settings.max_updates)
-        return wanted - self.state.update_count
+        return max(0, wanted - self.state.update_count)
 
     def _check_budget(self) -> None:
+        """Stop where a budget is used up; a run that is done is done, even if a signal came at its last step."""
+        reason = None
         if self.settings.max_updates is not None and self.state.update_count >= self.settings.max_updates:
-            self.state.stop("max_updates")
-        if self.state.global_step >= self.total_steps:
-            self.state.stop("total_timesteps")
+            reason = "max_updates"
+        elif self.state.global_step >= self.total_steps:
+            reason = "total_timesteps"
+        if reason is not None and (not self.state.should_stop or self.state.interrupted):
+            self.state.should_stop, self.state.stop_reason = True, reason
 
     def _report_and_save(self, before: int) -> None:
         """Evaluate, log and checkpoint where an interval was completed, and always at the end."""
@@ -221,11 +233,15 @@ class Trainer:
             "trainer": {
                 "state": self.state.state_dict(),
                 "train_metrics": self._train_metrics,
-                "callbacks": {type(callback).__name__: callback.state_dict() for callback in self.callbacks},
+                "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks().items()},
             },
         }
         counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
         self.store.save(state, {**self.about, **counters}, self.replay, best=best)
+        self._saved = True
+
+    def _named_callbacks(self) -> dict[str, Callback]:
+        return {f"{index}-{type(callback).__name__}": callback for index, callback in enumerate(self.callbacks)}
 
     def _log(self) -> None:
         """Write a row of metrics; here, and only here, the device is waited for."""

@@ -1,0 +1,321 @@
+"""Looking at logged transitions before anything is learned from them: facts, and verdicts on what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.data.offline_dataset import FLAGS, TransitionDataset, is_finite
+from rl_training.data.row_order import (
+    OBSERVED,
+    Task,
+    action_bounds,
+    bad_rows,
+    ends_of,
+    examine_order,
+    fixed_terminals,
+    leaps,
+    raw_arrays,
+)
+from rl_training.envs.goals import GoalFunctions
+from rl_training.types import SpaceSpec
+
+Array = NDArray[Any]
+
+_BINS = 10
+_REWARD_ROWS = 20_000  # rows whose reward is asked of the environment, evenly spread
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that is wrong: its name, what it means, how many rows (or dimensions) have it, and the first row."""
+
+    name: str
+    message: str
+    count: int
+    first_row: int | None = None
+
+
+@dataclass
+class DatasetReport:
+    """What was found: ``facts``, ``warnings`` (look at it) and ``errors`` (learning from it would go wrong)."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[Verdict] = field(default_factory=list)
+    errors: list[Verdict] = field(default_factory=list)
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether there are no errors."""
+        return not self.errors
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {**asdict(self), "is_sane": self.is_sane}
+
+    def verdict(self, name: str) -> Verdict | None:
+        """Return the error or warning of that name."""
+        return next((found for found in (*self.errors, *self.warnings) if found.name == name), None)
+
+    def lines(self) -> list[str]:
+        """Return the report as text for a terminal."""
+        lines = [f"{name:20} {_text(value)}" for name, value in self.facts.items() if name != "return_histogram"]
+        histogram = self.facts.get("return_histogram")
+        if histogram:
+            lines.append("returns of episodes")
+            top = max(histogram["counts"])
+            for count, low, high in zip(histogram["counts"], histogram["edges"], histogram["edges"][1:], strict=False):
+                lines.append(f"  {low:>10.4g} to {high:<10.4g} {'█' * round(40 * count / top):40} {count}")
+        lines += [f"error: {found.name}: {found.message}" for found in self.errors]
+        lines += [f"warning: {found.name}: {found.message}" for found in self.warnings]
+        return lines if self.errors or self.warnings else [*lines, "nothing wrong was found"]
+
+
+def inspect_transitions(
+    source: TransitionDataset | Mapping[str, Any],
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> DatasetReport:
+    """Examine a dataset, or the raw arrays of one under our names, which need not be fit to learn from.
+
+    With ``env_id`` the data is also compared with the environment: its spaces, bounds, time limit and goal rewards.
+    """
+    arrays = raw_arrays(source)
+    task = Task.of(env_id, env_kwargs) if env_id is not None else None
+    report = DatasetReport()
+    _facts(arrays, report)
+    _check_finite(arrays, report)
+    _check_order(arrays, report)
+    _check_ends(arrays, report, task)
+    _check_dimensions(arrays, report)
+    _check_duplicates(arrays, report)
+    if task is None or _check_spaces(arrays, report, task):
+        _check_actions(arrays, report, task.spec if task else None)
+        if task is not None and task.goals is not None:
+            _check_rewards(arrays, report, task.goals)
+    if task is not None:
+        task.close()
+    return report
+
+
+def _facts(arrays: dict[str, Array], report: DatasetReport) -> None:
+    ends = np.flatnonzero(ends_of(arrays)) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    lengths = ends - starts
+    returns = np.add.reduceat(arrays["rewards"].astype(np.float64), starts)
+    facts = report.facts
+    facts["transitions"] = len(arrays["rewards"])
+    facts["episodes"] = len(lengths)
+    facts["episode_length"] = _spread(lengths)
+    facts["terminated"] = int(arrays["terminated"].sum())
+    facts["time_outs"] = int((arrays["truncated"] & ~arrays["terminated"]).sum())
+    facts["shapes"] = {name: list(array.shape[1:]) for name, array in arrays.items() if name not in FLAGS}
+    facts["discrete_actions"] = arrays["actions"].ndim == 1
+    facts["reward"] = _spread(arrays["rewards"])
+    facts["return"] = _spread(returns)
+    if "usable" in arrays:
+        facts["usable_rows"] = int(arrays["usable"].sum())
+    finite = returns[np.isfinite(returns)]
+    if len(finite):
+        counts, edges = np.histogram(finite, bins=_BINS if np.ptp(finite) > 0 else 1)
+        facts["return_histogram"] = {"counts": counts.tolist(), "edges": edges.tolist()}
+
+
+def _check_finite(arrays: dict[str, Array], report: DatasetReport) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not is_finite(array):
+            bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
+            message = f"{name} has NaN or infinity in {len(bad):,} rows, first at row {bad[0]:,}"
+            report.errors.append(Verdict("not-finite", message, len(bad), int(bad[0])))
+
+
+def _check_order(arrays: dict[str, Array], report: DatasetReport) -> None:
+    order = examine_order(arrays)
+    if order is None:
+        if "next_observations" not in arrays:
+            report.facts["next_observations"] = "absent: taken from the following row, within an episode"
+            rows = leaps(arrays)
+            if len(rows):
+                message = f"{len(rows):,} rows are followed by a leap as nowhere else, first row {rows[0]:,}"
+                message += ": is the end of an episode not marked there?"
+                report.warnings.append(Verdict("leaps", message, len(rows), int(rows[0])))
+        return
+    if order.offset == 0:
+        message = "next_observations are the observations of the same row"
+        report.errors.append(Verdict("misaligned", message, len(arrays["rewards"]), 0))
+    elif order.offset is None:
+        message = "rows do not follow each other: episodes and their returns mean nothing"
+        report.warnings.append(Verdict("shuffled", message, len(arrays["rewards"]), 0))
+    elif order.offset != 1:
+        message = f"next_observations are shifted: they are the observations {order.offset} rows on, not 1"
+        report.errors.append(Verdict("misaligned", message, len(arrays["rewards"]), 0))
+    if len(order.jumps):
+        first = int(order.jumps[0])
+        message = f"{len(order.jumps):,} rows are followed by another state than their next observation, first row"
+        report.errors.append(
+            Verdict("jumps", f"{message} {first:,}: an end of episode is not marked there", len(order.jumps), first)
+        )
+    if len(order.crossings):
+        first = int(order.crossings[0])
+        message = f"{len(order.crossings):,} episodes end with the first observation of the next one, first at row"
+        report.errors.append(
+            Verdict("crosses-episodes", f"{message} {first:,}: an automatic reset", len(order.crossings), first)
+        )
+
+
+def _check_ends(arrays: dict[str, Array], report: DatasetReport, task: Task | None) -> None:
+    if not (arrays["terminated"] | arrays["truncated"]).any():
+        message = "no end of an episode is marked: all rows count as one episode"
+        report.warnings.append(Verdict("no-ends", message, 1))
+        return
+    limit = task.time_limit if task is not None else None
+    rows = fixed_terminals(arrays, limit)
+    if not len(rows):
+        return
+    length = int(np.diff(np.flatnonzero(ends_of(arrays)), prepend=-1).max()) if limit is None else limit
+    message = f"{len(rows):,} episodes of {length:,} steps are all marked as terminated"
+    if limit is not None:
+        message += f", and {length:,} is the environment's time limit: these are time-outs"
+        report.errors.append(Verdict("timeouts-as-terminals", message, len(rows), int(rows[0])))
+    else:
+        message += ": if that is a time limit, they are time-outs (--env tells)"
+        report.warnings.append(Verdict("timeouts-as-terminals", message, len(rows), int(rows[0])))
+
+
+def _check_dimensions(arrays: dict[str, Array], report: DatasetReport) -> None:
+    """Find columns that never change, and observations that mostly stand at their largest or smallest value."""
+    for name in (*OBSERVED[:2], "actions"):
+        array = arrays.get(name)
+        if array is None or array.ndim != 2 or array.dtype.kind == "b":
+            continue
+        low, high = array.min(axis=0), array.max(axis=0)
+        constant = np.flatnonzero(low == high)
+        if len(constant):
+            report.warnings.append(
+                Verdict("constant", f"{name} never changes in dimensions {_short(constant)}", len(constant))
+            )
+        if name == "observations":
+            at_bound = ((array == low) | (array == high)).mean(axis=0)
+            # At 1.0 it is a switch with two positions, not a reading that was cut off.
+            stuck = np.flatnonzero((at_bound > 0.5) & (at_bound < 1.0))
+            if len(stuck):
+                message = f"{name} stand at their largest or smallest value in most rows, dimensions {_short(stuck)}"
+                report.warnings.append(Verdict("saturated", message, len(stuck)))
+
+
+def _check_duplicates(arrays: dict[str, Array], report: DatasetReport) -> None:
+    """Count rows whose observation, action, reward and next observation were all there before."""
+    rng = np.random.default_rng(0)
+    keys = np.zeros(len(arrays["rewards"]), np.uint64)
+    for name in ("observations", "actions", "rewards", "next_observations", "desired_goals"):
+        if name in arrays:
+            columns = arrays[name].reshape(len(keys), -1)
+            for index in range(columns.shape[1]):
+                bits = (columns[:, index] + 0.0).astype(np.float64).view(np.uint64)
+                keys = (keys ^ bits ^ (bits >> np.uint64(29))) * np.uint64(int(rng.integers(2**62)) * 2 + 1)
+                keys ^= keys >> np.uint64(32)
+    order = np.argsort(keys, kind="stable")
+    repeats = order[1:][keys[order][1:] == keys[order][:-1]]
+    if len(repeats):
+        share, first = len(repeats) / len(keys), int(repeats.min())
+        message = f"{len(repeats):,} rows ({share:.1%}) repeat an earlier one exactly, first at row {first:,}"
+        report.warnings.append(Verdict("duplicates", message, len(repeats), first))
+
+
+def _check_spaces(arrays: dict[str, Array], report: DatasetReport, task: Task) -> bool:
+    """Return whether the data's sizes are the environment's."""
+    spec, actions = task.spec, arrays["actions"]
+    goal = arrays["desired_goals"].shape[1] if "desired_goals" in arrays else 0
+    pairs = {
+        "observations": (arrays["observations"].shape[1], spec.observation_dim),
+        "goals": (goal, spec.goal_dim),
+        "actions": (_kind(actions.ndim == 1, actions.shape[-1]), _kind(spec.is_discrete, spec.action_dim)),
+    }
+    wrong = [f"{name} {found}, expected {expected}" for name, (found, expected) in pairs.items() if found != expected]
+    if wrong:
+        message = f"the data does not fit the environment: {'; '.join(wrong)}"
+        report.errors.append(Verdict("spaces", message, len(wrong)))
+    return not wrong
+
+
+def _check_actions(arrays: dict[str, Array], report: DatasetReport, spec: SpaceSpec | None) -> None:
+    actions = arrays["actions"]
+    if actions.ndim == 1:
+        counts = np.bincount(actions[actions >= 0].astype(np.int64))
+        report.facts["action_counts"] = counts.tolist() if len(counts) <= 100 else f"{len(counts)} actions"
+        top = None if spec is None else spec.num_actions
+        outside = np.asarray((actions < 0) | (actions >= (np.inf if top is None else top)))
+        bounds = "0 and above" if top is None else f"0 to {top - 1}"
+    else:
+        low, high = action_bounds(spec or SpaceSpec(1, actions.shape[1]))
+        margin = np.float32(1e-5) * (high - low)
+        bounds = f"[{low.min():g}, {high.max():g}]"
+        outside = np.asarray(((actions < low - margin) | (actions > high + margin)).any(axis=1))
+        if spec is None:  # bounds that are not known are the furthest the data goes
+            low, high = np.fmin(low, actions.min(axis=0)), np.fmax(high, actions.max(axis=0))
+        near = ((actions <= low + 100 * margin) | (actions >= high - 100 * margin)).mean(axis=0)
+        report.facts["action_saturation"] = [round(float(share), 4) for share in near]
+        if (near > 0.5).any():
+            dims = np.flatnonzero(near > 0.5)
+            message = f"actions stand at their bounds in most rows, dimensions {_short(dims)}"
+            report.warnings.append(Verdict("saturated-actions", message, len(dims)))
+    if outside.any():
+        rows = np.flatnonzero(outside)
+        message = (
+            f"{len(rows):,} rows ({len(rows) / len(actions):.1%}) have actions outside {bounds}, first {rows[0]:,}"
+        )
+        found = Verdict("actions-outside", message, len(rows), int(rows[0]))
+        (report.warnings if spec is None else report.errors).append(found)
+
+
+def _check_rewards(arrays: dict[str, Array], report: DatasetReport, goals: GoalFunctions) -> None:
+    """Ask the environment for the rewards of recorded goals."""
+    inside = np.flatnonzero(~ends_of(arrays) | ("next_achieved_goals" in arrays))
+    rows = inside[:: max(1, len(inside) // _REWARD_ROWS)]
+    rows = rows[~bad_rows({key: array[rows] for key, array in arrays.items() if array.dtype.kind == "f"})]
+    if not len(rows):
+        return
+    known = "next_achieved_goals" in arrays
+    achieved = arrays["next_achieved_goals"][rows] if known else arrays["achieved_goals"][rows + 1]
+    expected = goals.rewards(achieved.astype(np.float32), arrays["desired_goals"][rows].astype(np.float32))
+    gap = arrays["rewards"][rows].astype(np.float64) - expected
+    wrong = np.abs(gap) > 1e-3 * (1 + np.abs(expected))
+    if not wrong.any():
+        return
+    if np.ptp(gap) < 1e-3:
+        message = f"rewards are those of compute_reward plus {gap.mean():.3g} everywhere (reward_shift can undo that)"
+        report.warnings.append(Verdict("rewards-shifted", message, int(wrong.sum()), int(rows[0])))
+        return
+    first = int(rows[wrong][0])
+    message = f"{wrong.mean():.1%} of {len(rows):,} rewards disagree with compute_reward, first at row {first:,}:"
+    message += f" {arrays['rewards'][first]:g}, expected {expected[wrong][0]:g}"
+    report.errors.append(Verdict("rewards-disagree", message, int(wrong.sum()), first))
+
+
+def _kind(discrete: bool, size: int) -> str:
+    return "discrete" if discrete else f"{size} continuous"
+
+
+def _spread(values: Array) -> dict[str, float | None]:
+    """Return smallest, mean and largest value; None for what JSON cannot say."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = {"min": values.min(), "mean": values.mean(dtype=np.float64), "max": values.max()}
+    return {name: float(value) if np.isfinite(value) else None for name, value in found.items()}
+
+
+def _short(indices: Array) -> str:
+    return ", ".join(map(str, indices[:12])) + (f" and {len(indices) - 12} more" if len(indices) > 12 else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict) and "mean" in value:
+        return " · ".join(f"{name} {'?' if number is None else f'{number:.6g}'}" for name, number in value.items())
+    if isinstance(value, dict):
+        return " · ".join(f"{name} {'×'.join(map(str, size)) or 1}" for name, size in value.items())
+    if isinstance(value, list):
+        return " ".join(f"{number:.2f}" if isinstance(number, float) else str(number) for number in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

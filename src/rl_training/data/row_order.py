@@ -1,0 +1,190 @@
+"""Questions about raw rows that both inspection and repair ask: where episodes end, and what follows what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.data.offline_dataset import FLAGS, REQUIRED, TransitionDataset, is_finite
+from rl_training.envs.factory import make_env, space_spec
+from rl_training.envs.goals import GoalFunctions
+from rl_training.errors import DatasetError
+from rl_training.types import SpaceSpec
+
+Array = NDArray[Any]
+
+OBSERVED = ("observations", "achieved_goals", "desired_goals")
+
+_SAMPLE = 20_000  # rows that a quantile is taken of
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the environment says that the data should come from."""
+
+    spec: SpaceSpec
+    time_limit: int | None
+    goals: GoalFunctions | None
+
+    env: gym.Env[Any, Any]
+
+    @classmethod
+    def of(cls, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Task:
+        """Read off an environment what can be compared with data; ``close`` it afterwards."""
+        env = make_env(env_id, env_kwargs, raw_reward=True)
+        spec = space_spec(env)
+        limits = [env.spec.max_episode_steps if env.spec is not None else None]
+        limits += [
+            env.get_wrapper_attr(name) for name in ("max_episode_steps", "max_steps") if env.has_wrapper_attr(name)
+        ]
+        can_ask = spec.goal_dim and env.has_wrapper_attr("compute_reward")
+        limit = next((limit for limit in limits if isinstance(limit, int)), None)
+        return cls(spec, limit, GoalFunctions(env) if can_ask else None, env)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def raw_arrays(source: TransitionDataset | Mapping[str, Any]) -> dict[str, Array]:
+    """Return arrays with equal lengths and one vector or number a row; what they contain is not judged."""
+    values = source.arrays if isinstance(source, TransitionDataset) else source
+    usable = {} if not isinstance(source, TransitionDataset) or source.usable is None else {"usable": source.usable}
+    for key in REQUIRED:
+        if key not in values:
+            raise DatasetError(f"key {key!r} is missing; found {', '.join(sorted(values))}")
+    length = len(values["observations"]) if np.ndim(values["observations"]) else 0
+    if not length:
+        raise DatasetError("there are no transitions in it")
+    arrays: dict[str, Array] = {"truncated": np.zeros(length, bool)}
+    for key, value in {**values, **usable}.items():
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf" or array.ndim not in (1, 2) or len(array) != length:
+            found = f"{key} has shape {array.shape} and dtype {array.dtype}"
+            raise DatasetError(f"{found}; expected {length} rows of numbers, as observations have")
+        if key in ("rewards", *FLAGS) or (key == "actions" and array.dtype.kind in "iu" and array.size == length):
+            if array.size != length:
+                raise DatasetError(f"{key} has shape {array.shape}; expected ({length},)")
+            arrays[key] = array.reshape(length).astype(bool) if key in FLAGS else array.reshape(length)
+        else:
+            arrays[key] = array.reshape(length, -1)
+    for name in OBSERVED:
+        if f"next_{name}" in arrays and (name not in arrays or arrays[f"next_{name}"].shape != arrays[name].shape):
+            expected = arrays[name].shape if name in arrays else f"{name} beside it"
+            raise DatasetError(f"next_{name} has shape {arrays[f'next_{name}'].shape}; expected {expected}")
+    return arrays
+
+
+def ends_of(arrays: Mapping[str, Array]) -> Array:
+    """Return which rows are the last of their episode; the last row of all is."""
+    ends = arrays["terminated"] | arrays["truncated"]
+    ends[-1] = True
+    return ends
+
+
+def bad_rows(arrays: Mapping[str, Array]) -> Array:
+    """Return which rows have a number that is not finite."""
+    bad = np.zeros(len(arrays["rewards"]), bool)
+    for array in arrays.values():
+        if array.dtype.kind == "f" and not is_finite(array):
+            bad |= ~np.isfinite(array).reshape(len(bad), -1).all(axis=1)
+    return bad
+
+
+@dataclass(frozen=True)
+class Order:
+    """How next observations fit the rows around them: the offset they come from, and where they do not fit."""
+
+    offset: int | None
+    """1 where next observations are those of the next row, as they should be; None where there is no rule."""
+    jumps: Array
+    """Rows inside an episode that the next row does not follow (with ``offset`` 1)."""
+    crossings: Array
+    """Last rows of an episode whose next observation is the first of the next episode (with ``offset`` 1)."""
+
+
+def examine_order(arrays: Mapping[str, Array]) -> Order | None:
+    """Compare next observations with the observations around them; None where there are none to compare."""
+    none = np.zeros(0, np.int64)
+    if "next_observations" not in arrays or len(arrays["rewards"]) < 2:
+        return None
+    observations, following = arrays["observations"], arrays["next_observations"]
+    with np.errstate(invalid="ignore"):
+        scale = np.nan_to_num(np.nanstd(observations, axis=0, dtype=np.float64), posinf=0.0)
+    tolerance = (1e-4 * scale + 1e-7).astype(observations.dtype if observations.dtype.kind == "f" else np.float64)
+    ends = ends_of(arrays)
+    finite = ~bad_rows({"rewards": arrays["rewards"], "a": observations, "b": following})
+    inside = np.flatnonzero(~ends[:-1] & finite[:-1] & finite[1:])
+    if not len(inside):
+        return None
+
+    def follows(rows: Array, offset: int) -> Array:
+        near = np.abs(following[rows] - observations[rows + offset]) <= tolerance
+        return np.asarray(near.all(axis=1))
+
+    fits = follows(inside, 1)
+    if fits.mean() < 0.5:
+        for offset in (0, 2, -1):
+            rows = inside[(inside + offset >= 0) & (inside + offset < len(ends))]
+            if len(rows) and follows(rows, offset).mean() > 0.5:
+                return Order(offset, none, none)
+        return Order(None, none, none)
+    last = np.flatnonzero(ends[:-1] & finite[:-1] & finite[1:])
+    crossing = last[follows(last, 1)]
+    if len(crossing):
+        crossing = crossing[_is_reset(observations, crossing, inside[fits], np.where(scale > 0, scale, 1.0))]
+    return Order(1, inside[~fits], crossing)
+
+
+def _is_reset(observations: Array, rows: Array, inside: Array, scale: Array) -> Array:
+    """Tell resets from episodes that were cut in two and go on: a reset leaps, or leads to much the same state."""
+
+    def steps(chosen: Array) -> Array:
+        return np.asarray(np.linalg.norm((observations[chosen + 1] - observations[chosen]) / scale, axis=1))
+
+    starts = observations[rows + 1]
+    if len(rows) >= 3 and float((starts.std(axis=0) / scale).mean()) < 0.5:
+        return np.ones(len(rows), bool)
+    usual = np.quantile(steps(inside[:: max(1, len(inside) // _SAMPLE)]), 0.99)
+    return np.asarray(steps(rows) > 2 * usual + 1e-6)
+
+
+def leaps(arrays: Mapping[str, Array]) -> Array:
+    """Return rows inside an episode after which the observation changes as it does nowhere else: unmarked ends.
+
+    For data without next observations; with them ``examine_order`` knows for sure.
+    """
+    observations = arrays["observations"]
+    inside = np.flatnonzero(~ends_of(arrays)[:-1])
+    if len(inside) < 100 or not is_finite(observations):
+        return inside[:0]
+    scale = observations.std(axis=0, dtype=np.float64)
+    steps = np.linalg.norm((observations[inside + 1] - observations[inside]) / np.where(scale > 0, scale, 1.0), axis=1)
+    return np.asarray(inside[steps > 3 * np.quantile(steps, 0.99) + 1e-6])
+
+
+def fixed_terminals(arrays: Mapping[str, Array], time_limit: int | None) -> Array:
+    """Return the rows that terminate where the time limit is reached, in data that knows no time-outs there.
+
+    Without a limit the longest length is taken for it, where three episodes or more have it.
+    """
+    ends = np.flatnonzero(ends_of(arrays))
+    lengths = np.diff(ends, prepend=-1)
+    limit = int(lengths.max()) if time_limit is None else time_limit
+    at_limit = ends[lengths == limit]
+    suspects = at_limit[arrays["terminated"][at_limit]]
+    if limit < 2 or len(suspects) < max(1, len(at_limit) - 1) or (time_limit is None and len(suspects) < 3):
+        return np.zeros(0, np.int64)
+    return np.asarray(suspects)
+
+
+def action_bounds(spec: SpaceSpec) -> tuple[Array, Array]:
+    """Return the bounds of continuous actions, in the environment's units."""
+    low = np.full(spec.action_dim, -1.0) if spec.action_low is None else np.asarray(spec.action_low)
+    high = np.full(spec.action_dim, 1.0) if spec.action_high is None else np.asarray(spec.action_high)
+    return low.astype(np.float32), high.astype(np.float32)

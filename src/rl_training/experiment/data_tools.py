@@ -1,0 +1,201 @@
+"""``rl-training data``: converting datasets from one format to another, and collecting new ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
+
+from rl_training.data.dataset_loaders import (
+    DATA_FOLDER_VARIABLE,
+    find_file,
+    kind_of,
+    read_transitions,
+    write_transitions,
+)
+from rl_training.data.formats.minari_store import PREFIX
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.repair import repair_transitions
+from rl_training.envs.factory import make_env, space_spec
+from rl_training.envs.goals import extract_goal_parts, is_goal_space
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.types import SpaceSpec
+
+Array = NDArray[Any]
+Policy = Callable[[Any], Array]
+
+_COLLECTION = 2**21  # the place of collected datasets among the seeds, apart from training and evaluation
+
+
+def convert_dataset(
+    source: str | Path, target: str | Path, *, repair: bool = False, env_id: str | None = None
+) -> tuple[Path, int, list[str]]:
+    """Copy a dataset into another format, mended where asked, and return where it lies, its rows and what was done."""
+    check_target(target)
+    env_spec = None
+    if env_id is not None:
+        env = make_env(env_id)
+        env_spec = env.spec
+        env.close()
+    arrays, notes = read_dataset(source), list[str]()
+    try:
+        if repair:
+            arrays, notes = repair_transitions(arrays, env_id)
+    except DatasetError as error:
+        raise DatasetError(f"{source}: {error}") from None
+    dataset = TransitionDataset.from_dict(arrays, where=str(source))
+    return write_transitions(dataset, target, env_spec=env_spec), len(dataset), notes
+
+
+def read_dataset(source: str | Path) -> dict[str, Any]:
+    """Read the raw arrays of a file or of ``minari:ID``."""
+    if not str(source).startswith(PREFIX):
+        try:
+            find_file(source)
+        except DatasetError:
+            raise DatasetError(f"{source}: no such file, here or in ${DATA_FOLDER_VARIABLE}") from None
+    return read_transitions(source)
+
+
+def check_target(target: str | Path) -> None:
+    """Say that a name tells no format before any work is done for it."""
+    if not str(target).startswith(PREFIX):
+        kind_of(Path(target))
+
+
+def collect_dataset(
+    env_id: str | None,
+    policy: str | Path,
+    *,
+    episodes: int,
+    noise: float = 0.0,
+    seed: int = 0,
+    env_kwargs: Mapping[str, Any] | None = None,
+    progress_bar: bool = False,
+) -> tuple[TransitionDataset, EnvSpec | None]:
+    """Play whole episodes and return them as a dataset, with the specification of their environment.
+
+    Args:
+        env_id: the environment; None takes that of the run.
+        policy: ``random``, or a run or checkpoint, whose actions are deterministic but for the noise.
+        episodes: how many episodes to play.
+        noise: standard deviation of what is added to actions in [-1, 1]; for discrete actions the share that is random.
+        seed: decides every random number.
+        env_kwargs: arguments of the environment; empty takes those of the run.
+        progress_bar: whether to show one, on a terminal.
+    """
+    if not 0 <= noise < np.inf:
+        raise ConfigError(f"--noise {noise}: expected a number of at least 0")
+    learner = None
+    if str(policy) != "random":
+        from rl_training.experiment.manager import load_policy
+
+        if not Path(policy).exists():
+            raise ConfigError(f"--policy {str(policy)!r}: no such run or checkpoint; random plays at random")
+        learner, config, _ = load_policy(Path(policy))
+        if env_id is None or (env_id == config.env_id and not env_kwargs):
+            env_id, env_kwargs = config.env_id, {**config.env_kwargs, **(env_kwargs or {})}
+    if env_id is None:
+        raise ConfigError("--env is required with --policy random")
+    env = make_env(env_id, env_kwargs, raw_reward=True)
+    try:
+        spec = space_spec(env)
+        rng = np.random.default_rng([seed, _COLLECTION])
+        if learner is None:
+            act: Policy = _random_policy(spec, rng)
+        else:
+            for name in ("observation_dim", "goal_dim", "action_dim", "num_actions"):
+                have, need = getattr(spec, name), getattr(learner.spec, name)
+                if have != need:
+                    raise ConfigError(f"--policy {policy}: it was trained with {name} {need}, {env_id} has {have}")
+            act = _noisy(learner.predict, spec, noise, rng)
+        return TransitionDataset.from_dict(_play(env, act, episodes, seed, progress_bar), where=env_id), env.spec
+    finally:
+        env.close()
+
+
+def _random_policy(spec: SpaceSpec, rng: np.random.Generator) -> Policy:
+    def act(observation: Any) -> Array:
+        if spec.num_actions is not None:
+            return np.asarray(rng.integers(spec.num_actions))
+        return spec.to_env(rng.uniform(-1, 1, spec.action_dim).astype(np.float32))
+
+    return act
+
+
+def _noisy(predict: Callable[..., Array], spec: SpaceSpec, noise: float, rng: np.random.Generator) -> Policy:
+    """Return a policy whose actions are disturbed."""
+    if noise == 0:
+        return predict
+
+    def act(observation: Any) -> Array:
+        action = predict(observation)
+        if spec.num_actions is not None:
+            return np.asarray(rng.integers(spec.num_actions)) if rng.random() < noise else action
+        disturbed = spec.to_policy(action) + noise * rng.standard_normal(spec.action_dim)
+        return spec.to_env(np.clip(disturbed, -1, 1).astype(np.float32))
+
+    return act
+
+
+def _play(env: gym.Env[Any, Any], act: Policy, episodes: int, seed: int, progress_bar: bool) -> dict[str, Array]:
+    """Play episodes, each with a seed of its own, and return the rows."""
+    goal_task = is_goal_space(env.observation_space)
+    names = ("observations", "achieved_goals", "desired_goals") if goal_task else ("observations",)
+    lists: dict[str, list[Any]] = {}
+
+    def note(**values: Any) -> None:
+        for name, value in values.items():
+            lists.setdefault(name, []).append(value)
+
+    def observed(observation: Any, prefix: str = "") -> dict[str, Array]:
+        parts = extract_goal_parts(observation) if goal_task else (np.array(observation, np.float32),)
+        return {f"{prefix}{name}": np.array(part) for name, part in zip(names, parts, strict=True)}
+
+    with _progress(episodes, progress_bar) as advance:
+        for episode in range(episodes):
+            episode_seed = np.random.SeedSequence([seed, _COLLECTION, episode]).generate_state(1)[0]
+            observation, _ = env.reset(seed=int(episode_seed))
+            done = False
+            while not done:
+                action = np.array(act(observation))
+                note(actions=action, **observed(observation))
+                observation, reward, terminated, truncated, _ = env.step(action if action.ndim else action[()])
+                done = bool(terminated or truncated)
+                note(rewards=float(reward), terminated=bool(terminated), truncated=bool(truncated))
+                note(**observed(observation, "next_"))
+            advance(len(lists["rewards"]))
+    return {name: np.asarray(values) for name, values in lists.items()}
+
+
+def _progress(episodes: int, show: bool) -> AbstractContextManager[Callable[[int], None]]:
+    """Return a bar on stderr that moves by one episode a call, or nothing where no one looks at it."""
+    if not (show and sys.stderr.isatty()):
+        return nullcontext(lambda transitions: None)
+    return _Bar(episodes)
+
+
+class _Bar(AbstractContextManager[Callable[[int], None]]):
+    """A bar that shows episodes played and transitions recorded."""
+
+    def __init__(self, episodes: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+        self._task = self._bar.add_task("", total=episodes, status="")
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._bar.start()
+        return lambda transitions: self._bar.update(self._task, advance=1, status=f"{transitions:,} transitions")
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

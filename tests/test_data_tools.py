@@ -1,0 +1,463 @@
+"""The data doctor: each verdict on a file broken for it, repair, conversion, collection, and the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from rl_training import cli
+from rl_training.data.dataset_loaders import load_transition_dataset, read_transitions, write_transitions
+from rl_training.data.inspection import inspect_transitions
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.repair import repair_transitions
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.experiment.data_tools import collect_dataset
+from rl_training.experiment.manager import train_experiment
+
+POINT = "rl_training/PointReach2D-v0"
+PENDULUM = "Pendulum-v1"
+
+
+def good(episodes: int = 8, length: int = 40, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return smooth episodes that start near the origin and time out."""
+    rng = np.random.default_rng(seed)
+    start = rng.normal(0, 0.1, (episodes, 1, 3))
+    drift = rng.normal(0, 0.1, (episodes, 1, 3)) + rng.normal(0, 0.02, (episodes, length + 1, 3))
+    walk = (start + np.cumsum(drift, axis=1)).astype(np.float32)
+    ends = np.zeros((episodes, length), bool)
+    ends[:, -1] = True
+    total = episodes * length
+    return {
+        "observations": walk[:, :-1].reshape(total, 3),
+        "next_observations": walk[:, 1:].reshape(total, 3),
+        "actions": rng.uniform(-0.9, 0.9, (total, 1)).astype(np.float32),
+        "rewards": rng.normal(size=total).astype(np.float32),
+        "terminated": np.zeros(total, bool),
+        "truncated": ends.reshape(total),
+    }
+
+
+def found(values: Any, env_id: str | None = None) -> dict[str, set[str]]:
+    report = inspect_transitions(values, env_id)
+    return {"errors": {v.name for v in report.errors}, "warnings": {v.name for v in report.warnings}}
+
+
+# Verdicts
+
+
+def test_good_data_has_facts_and_nothing_against_it() -> None:
+    report = inspect_transitions(good())
+    assert report.is_sane
+    assert report.warnings == []
+    facts = report.facts
+    assert facts["transitions"] == 320
+    assert facts["episodes"] == 8
+    assert facts["episode_length"] == {"min": 40.0, "mean": 40.0, "max": 40.0}
+    assert facts["time_outs"] == 8
+    assert facts["shapes"]["observations"] == [3]
+    assert sum(facts["return_histogram"]["counts"]) == 8
+    assert facts["action_saturation"] == [0.0]
+    text = "\n".join(report.lines())
+    assert "nothing wrong was found" in text
+    assert "█" in text
+    assert json.loads(json.dumps(report.to_json()))["is_sane"] is True
+    assert inspect_transitions(TransitionDataset.from_dict(good())).to_json() == report.to_json()
+
+
+def test_numbers_that_are_not_finite() -> None:
+    values = good()
+    values["rewards"][7] = np.nan
+    values["observations"][[3, 50], 1] = np.inf
+    report = inspect_transitions(values)
+    rows = {verdict.message.split()[0]: (verdict.count, verdict.first_row) for verdict in report.errors}
+    assert {verdict.name for verdict in report.errors} == {"not-finite"}
+    assert rows == {"observations": (2, 3), "rewards": (1, 7)}
+    assert json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_rows_that_jump_where_no_end_is_marked() -> None:
+    values = good()
+    values["truncated"][39] = False
+    values["truncated"][199] = False
+    verdict = inspect_transitions(values).verdict("jumps")
+    assert verdict is not None
+    assert (verdict.count, verdict.first_row) == (2, 39)
+
+
+def test_leaps_where_there_are_no_next_observations() -> None:
+    values = good(length=150)
+    del values["next_observations"]
+    assert found(values) == {"errors": set(), "warnings": set()}
+    values["truncated"][[149, 299]] = False
+    verdict = inspect_transitions(values).verdict("leaps")
+    assert verdict is not None
+    assert (verdict.count, verdict.first_row) == (2, 149)
+
+
+@pytest.mark.parametrize("offset", [0, 2, -1])
+def test_next_observations_that_are_misaligned(offset: int) -> None:
+    values = good()
+    values["next_observations"] = np.roll(values["observations"], -offset, axis=0)
+    assert found(values)["errors"] == {"misaligned"}
+
+
+def test_rows_in_any_order() -> None:
+    values = good()
+    order = np.random.default_rng(0).permutation(320)
+    shuffled = {name: array[order] for name, array in values.items()}
+    assert "shuffled" in found(shuffled)["warnings"]
+
+
+def test_last_rows_that_look_into_the_next_episode() -> None:
+    values = good()
+    values["next_observations"] = np.roll(values["observations"], -1, axis=0)  # as automatic resets leave it
+    verdict = inspect_transitions(values).verdict("crosses-episodes")
+    assert verdict is not None
+    assert (verdict.count, verdict.first_row) == (7, 39)
+    cut = good(episodes=1, length=320)
+    cut["truncated"][99:320:100] = True  # one long episode in pieces goes on across its marks, and that is right
+    assert found(cut)["errors"] == set()
+
+
+def test_time_outs_marked_as_terminations() -> None:
+    values = good(length=200)
+    values["terminated"], values["truncated"] = values["truncated"], values["terminated"]
+    assert found(values) == {"errors": set(), "warnings": {"timeouts-as-terminals"}}
+    assert "timeouts-as-terminals" in found(values, PENDULUM)["errors"]  # whose limit is 200
+    values["terminated"][[150, 333]] = True  # some episodes end early, others at the limit
+    assert "timeouts-as-terminals" in found(values, PENDULUM)["errors"]
+    right = good(length=200)
+    right["terminated"][150], right["truncated"][150] = True, False
+    assert "timeouts-as-terminals" not in found(right, PENDULUM)["errors"]
+
+
+def test_no_marks_of_episodes() -> None:
+    values = good(episodes=1)
+    values["truncated"][:] = False
+    assert found(values)["warnings"] == {"no-ends"}
+
+
+def test_constant_and_saturated_dimensions() -> None:
+    values = good()
+    for name in ("observations", "next_observations"):
+        values[name] = np.column_stack([values[name], np.full(320, 2.0), np.maximum(values[name][:, 0], 1e6)])
+        values[name][:, 4] = np.clip(values[name][:, 0], -0.01, 0.01)
+    values["actions"] = np.where(np.arange(320)[:, None] % 4 == 0, values["actions"], 1.0).astype(np.float32)
+    report = inspect_transitions(values)
+    assert {verdict.name for verdict in report.warnings} == {"constant", "saturated", "saturated-actions"}
+    assert report.verdict("constant").message.endswith("dimensions 3")  # type: ignore[union-attr]
+    assert report.verdict("saturated").message.endswith("dimensions 4")  # type: ignore[union-attr]
+    assert report.facts["action_saturation"][0] == pytest.approx(0.75)
+
+
+def test_actions_outside_the_space() -> None:
+    values = good()
+    values["actions"][5] = 1.5
+    assert found(values)["warnings"] == {"actions-outside"}
+    assert "actions-outside" not in found(values, PENDULUM)["errors"]  # whose bounds are [-2, 2]
+    values["actions"][5] = 2.5
+    verdict = inspect_transitions(values, PENDULUM).verdict("actions-outside")
+    assert verdict is not None
+    assert (verdict.count, verdict.first_row) == (1, 5)
+    assert "[-2, 2]" in verdict.message
+    discrete = {**good(), "actions": np.arange(320) % 3}
+    discrete["observations"] = discrete["next_observations"] = np.random.default_rng(0).normal(size=(320, 4))
+    assert "actions-outside" in found(discrete, "CartPole-v1")["errors"]
+
+
+def test_duplicates() -> None:
+    values = good()
+    for array in values.values():
+        array[80:120] = array[:40]
+    report = inspect_transitions(values)
+    assert report.is_sane
+    assert report.verdict("duplicates").count == 40  # type: ignore[union-attr]
+
+
+def test_spaces_that_do_not_fit() -> None:
+    verdict = inspect_transitions(good(), "CartPole-v1").verdict("spaces")
+    assert verdict is not None
+    assert "observations 3, expected 4" in verdict.message
+    assert "actions 1 continuous, expected discrete" in verdict.message
+
+
+@pytest.fixture(scope="module")
+def point_data() -> TransitionDataset:
+    return collect_dataset(POINT, "random", episodes=6, seed=1)[0]
+
+
+def test_rewards_that_disagree_with_the_environment(point_data: TransitionDataset) -> None:
+    arrays = dict(point_data.arrays)
+    assert found(arrays, POINT) == {"errors": set(), "warnings": set()}
+    arrays["rewards"] = arrays["rewards"].copy()
+    arrays["rewards"][11] += 0.5
+    verdict = inspect_transitions(arrays, POINT).verdict("rewards-disagree")
+    assert verdict is not None
+    assert (verdict.count, verdict.first_row) == (1, 11)
+    arrays["rewards"] = point_data.arrays["rewards"] + 1
+    assert found(arrays, POINT) == {"errors": set(), "warnings": {"rewards-shifted"}}
+
+
+def test_arrays_that_make_no_rows_are_refused() -> None:
+    values = good()
+    for change, message in (
+        ({"rewards": values["rewards"][:-1]}, r"rewards has shape \(319,\)"),
+        ({"next_observations": values["next_observations"][:, :2]}, r"expected \(320, 3\)"),
+        ({"actions": np.array(["a"] * 320)}, "expected 320 rows of numbers"),
+        ({name: array[:0] for name, array in values.items()}, "no transitions"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            inspect_transitions({**values, **change})
+    del values["rewards"]
+    with pytest.raises(DatasetError, match="key 'rewards' is missing"):
+        inspect_transitions(values)
+
+
+# Repair
+
+
+def test_repair_mends_what_inspection_found_and_leaves_the_source_alone() -> None:
+    values = good(length=200)
+    values["terminated"], values["truncated"] = values["truncated"], values["terminated"]
+    values["terminated"][399] = False  # a jump
+    values["rewards"][20] = np.nan
+    values["observations"][750] = np.inf
+    values["actions"][5] = 3.0
+    before = {name: array.copy() for name, array in values.items()}
+    arrays, notes = repair_transitions(values, PENDULUM)
+    for name, array in values.items():
+        np.testing.assert_array_equal(array, before[name])
+    assert len(notes) == 4
+    assert any("dropped 2 rows" in note for note in notes)
+    dataset = TransitionDataset.from_dict(arrays)
+    assert len(dataset) == 1598
+    assert dataset.arrays["truncated"][19]  # the episode ends before the row that was dropped
+    assert dataset.arrays["truncated"][398]  # and where the jump is, one row earlier now
+    assert dataset.arrays["actions"][5] == 2.0
+    assert not dataset.arrays["terminated"].any()
+    assert dataset.episode_lengths.tolist() == [20, 179, 200, 200, 150, 49, *[200] * 4]
+    assert inspect_transitions(dataset, PENDULUM).is_sane
+    again, nothing = repair_transitions(dataset, PENDULUM)
+    assert nothing == []
+    np.testing.assert_array_equal(again["observations"], dataset.arrays["observations"])
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_repair_rebuilds_misaligned_next_observations(offset: int) -> None:
+    values = good()
+    right = values["next_observations"]
+    values["next_observations"] = np.roll(values["observations"], -offset, axis=0)
+    dataset = TransitionDataset.from_dict(repair_transitions(values)[0])
+    assert dataset.usable is not None
+    np.testing.assert_array_equal(dataset.arrays["next_observations"][dataset.usable], right[dataset.usable])
+    assert int((~dataset.usable).sum()) == 8
+
+
+def test_repair_takes_rows_that_look_into_the_next_episode_out_of_the_sample() -> None:
+    values = good()
+    values["next_observations"] = np.roll(values["observations"], -1, axis=0)
+    dataset = TransitionDataset.from_dict(repair_transitions(values)[0])
+    assert dataset.usable is not None
+    assert np.flatnonzero(~dataset.usable).tolist() == list(range(39, 319, 40))
+
+
+def test_repair_without_an_environment_does_not_guess_bounds_or_limits() -> None:
+    values = good(length=200)
+    values["terminated"], values["truncated"] = values["truncated"], values["terminated"]
+    values["actions"][5] = 3.0
+    arrays, notes = repair_transitions(values)
+    assert arrays["actions"][5] == 3.0
+    assert arrays["terminated"].sum() == 8
+    assert notes == ["actions outside [-1, 1] were left as they are: --env tells the bounds"]
+    values["rewards"][:] = np.nan
+    with pytest.raises(DatasetError, match="nothing can be kept"):
+        repair_transitions(values)
+
+
+# Collection
+
+
+def test_collected_data_is_seeded_whole_and_fit_for_its_environment(point_data: TransitionDataset) -> None:
+    again = collect_dataset(POINT, "random", episodes=6, seed=1)[0]
+    for name, array in point_data.arrays.items():
+        np.testing.assert_array_equal(array, again.arrays[name])
+    other = collect_dataset(POINT, "random", episodes=2, seed=2)[0]
+    assert not np.array_equal(other.arrays["observations"][0], point_data.arrays["observations"][0])
+    assert point_data.episode_lengths.tolist() == [50] * 6
+    assert point_data.is_goal_conditioned
+    assert not point_data.arrays["terminated"].any()
+    assert not np.array_equal(point_data.arrays["desired_goals"][0], point_data.arrays["desired_goals"][50])
+    assert collect_dataset("CartPole-v1", "random", episodes=2)[0].is_discrete
+    pendulum = collect_dataset(PENDULUM, "random", episodes=1, env_kwargs={"g": 0.0})[0]
+    assert 1.5 < np.abs(pendulum.arrays["actions"]).max() <= 2.0  # in the environment's units
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rl_training.config import parse_config
+
+    settings = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 50, "buffer_capacity": 500}
+    config = parse_config(
+        {
+            "algo": "her",
+            "env_id": "rl_training/PointGoal1D-v0",
+            "total_timesteps": 100,
+            "eval_episodes": 1,
+            "output_dir": str(tmp_path_factory.mktemp("runs")),
+            "env_kwargs": {"max_steps": 30},
+            "algo_kwargs": {**settings, "eval_interval": 100},
+        }
+    )
+    return train_experiment(config).run_dir
+
+
+def test_a_run_collects_in_its_own_environment_with_the_noise_asked_for(trained: Path) -> None:
+    from rl_training.experiment.manager import load_policy
+
+    exact, spec = collect_dataset(None, trained, episodes=2)
+    assert spec is not None
+    assert spec.id == "rl_training/PointGoal1D-v0"
+    assert exact.episode_lengths.tolist() == [30, 30]
+    learner = load_policy(trained)[0]
+    observations = {
+        "observation": exact.arrays["observations"],
+        "achieved_goal": exact.arrays["achieved_goals"],
+        "desired_goal": exact.arrays["desired_goals"],
+    }
+    np.testing.assert_allclose(learner.predict(observations), exact.arrays["actions"], atol=1e-5)
+    noisy = collect_dataset(None, trained, episodes=2, noise=0.3)[0]
+    assert not np.allclose(noisy.arrays["actions"][0], exact.arrays["actions"][0])
+    assert np.abs(noisy.arrays["actions"]).max() <= 1
+    np.testing.assert_array_equal(noisy.arrays["observations"][0], exact.arrays["observations"][0])
+    with pytest.raises(ConfigError, match="trained with observation_dim 2"):
+        collect_dataset(POINT, trained, episodes=1)
+
+
+# The commands
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Answer]:
+    """Return a function that runs the command line in this process and in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.delenv("RL_TRAINING_DATA", raising=False)
+
+    def run(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["rl-training", "data", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return Answer(int(stop.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def test_inspect_prints_a_report_or_one_json_object(run: Callable[..., Answer]) -> None:
+    values = good()
+    values["rewards"][3] = np.nan
+    np.savez("a.npz", **values)
+    answer = run("inspect", "a.npz")
+    assert answer.code == 0
+    assert "error: not-finite: rewards has NaN or infinity in 1 rows, first at row 3" in answer.out
+    answer = run("inspect", "a.npz", "--env", PENDULUM, "--json")
+    assert answer.code == 0
+    report = json.loads(answer.out)
+    assert report["errors"][0]["name"] == "not-finite"
+    assert report["facts"]["transitions"] == 320
+    assert run("inspect", "a.npz", "--strict").code == 2
+    np.savez("b.npz", **good())
+    assert run("inspect", "b.npz", "--strict").code == 0
+
+
+RANDOM = ("collect", "--env", PENDULUM, "--policy", "random", "--episodes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspect", "none.npz"), "none.npz: no such file"),
+        (("inspect", "empty.npz"), "it is empty"),
+        (("inspect", "short.npz"), "short.npz: rewards has shape (319,)"),
+        (("inspect", "a.npz", "--env", "Nope-v0"), "no such environment"),
+        (("inspect", "minari:nope-v0"), "downloading is off"),
+        (("convert", "a.npz", "b.what"), "does not tell the format"),
+        (("convert", "none.npz", "b.npz"), "no such file"),
+        (("convert", "nan.npz", "b.npz"), "rewards is not finite, first at row 3"),
+        (("collect", "--policy", "random", "--episodes", 1, "-o", "b.npz"), "--env is required"),
+        (("collect", "--policy", "nope", "--episodes", 1, "-o", "b.npz"), "no such run"),
+        ((*RANDOM, 1, "-o", "b"), "does not tell the format"),
+        ((*RANDOM, 1, "--noise", "nan", "-o", "b.pt"), "noise"),
+        ((*RANDOM, 0, "-o", "b.npz"), "episodes"),
+        ((*RANDOM, 1, "-o", "a.npz/b.npz"), "cannot be written"),
+    ],
+)
+def test_bad_input_exits_with_2_and_writes_nothing(
+    run: Callable[..., Answer], arguments: tuple[object, ...], message: str
+) -> None:
+    if any("minari" in str(argument) for argument in arguments):
+        pytest.importorskip("minari")
+    values = good()
+    np.savez("a.npz", **values)
+    np.savez("short.npz", **{**values, "rewards": values["rewards"][:-1]})
+    values["rewards"][3] = np.nan
+    np.savez("nan.npz", **values)
+    Path("empty.npz").touch()
+    answer = run(*arguments)
+    assert answer.code == 2, answer
+    assert message in answer.err
+    assert "Traceback" not in answer.err
+    assert answer.out == ""
+    assert sorted(path.name for path in Path().glob("*.*")) == ["a.npz", "empty.npz", "nan.npz", "short.npz"]
+
+
+def test_convert_copies_exactly_and_says_what_repair_did(run: Callable[..., Answer]) -> None:
+    write_transitions(TransitionDataset.from_dict(good()), "a.npz")
+    answer = run("convert", "a.npz", "folder/b.pt")
+    assert answer.code == 0, answer.err
+    assert "320 transitions in folder/b.pt" in answer.out
+    for name, array in load_transition_dataset("folder/b.pt").arrays.items():
+        np.testing.assert_array_equal(array, load_transition_dataset("a.npz").arrays[name])
+    assert "nothing needed repair" in run("convert", "a.npz", "c.npz", "--repair").out
+    values = good()
+    values["rewards"][3] = np.nan
+    np.savez("nan.npz", **values)
+    answer = run("convert", "nan.npz", "d.npz", "--repair", "--json")
+    assert json.loads(answer.out)["repairs"] == ["dropped 1 rows that are not finite, which ended 1 episodes early"]
+    assert len(load_transition_dataset("d.npz")) == 319
+
+
+def test_collect_writes_files_and_minari_datasets(run: Callable[..., Answer], trained: Path) -> None:
+    random = ("collect", "--env", POINT, "--policy", "random", "--episodes", 3, "--set", "max_steps=10")
+    answer = run(*random, "-o", "a.npz", "--json")
+    assert answer.code == 0, answer.err
+    summary = json.loads(answer.out)
+    assert summary["transitions"] == 30
+    assert summary["env_id"] == POINT
+    assert load_transition_dataset("a.npz").episode_lengths.tolist() == [10] * 3
+    answer = run("collect", "--policy", trained, "--episodes", 1, "--noise", 0.1, "--seed", 4, "-o", "b.npz")
+    assert answer.code == 0, answer.err
+    assert "30 transitions of 1 episodes in b.npz" in answer.out
+    minari = pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    answer = run(*random, "-o", "minari:point/random-v0")
+    assert answer.code == 0, answer.err
+    dataset = minari.load_dataset("point/random-v0")
+    assert dataset.total_steps == 30
+    assert dataset.env_spec.id == POINT
+    assert dataset.env_spec.kwargs == {"max_steps": 10}
+    np.testing.assert_array_equal(
+        read_transitions("minari:point/random-v0")["observations"], read_transitions("a.npz")["observations"]
+    )
