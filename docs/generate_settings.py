@@ -17,17 +17,23 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rl_training.algorithms.actor_critic import ActorCriticSettings
-from rl_training.algorithms.base import Learner, LearnerSettings
+from rl_training.algorithms.awac import AWACSettings
+from rl_training.algorithms.base import CriticSettings, Learner, LearnerSettings
+from rl_training.algorithms.bc import BCSettings
+from rl_training.algorithms.cql import CQLSettings, DiscreteCQLSettings
 from rl_training.algorithms.ddpg import DDPGSettings
 from rl_training.algorithms.her import BACKENDS, BackendSettings
+from rl_training.algorithms.iql import IQLSettings
 from rl_training.algorithms.sac import SACSettings
 from rl_training.algorithms.td3 import TD3Settings
+from rl_training.algorithms.td3_bc import TD3BCSettings
 from rl_training.config import TrainConfig
 from rl_training.data import HindsightSettings, ReplaySettings
+from rl_training.data.dataset_loaders import DatasetSettings
 from rl_training.envs.factory import EnvSettings, WrapperSettings
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.runtime.collector import ExplorationSettings
-from rl_training.runtime.controls import EarlyStoppingConfig, LoopSettings
+from rl_training.runtime.controls import CollectionSettings, EarlyStoppingConfig, LoopSettings
 from rl_training.runtime.schedules import Schedule
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -42,15 +48,24 @@ CLASSES: dict[str, type[BaseModel]] = {
         LoopSettings,
         EarlyStoppingConfig,
         Schedule,
+        CollectionSettings,
         ExplorationSettings,
         ReplaySettings,
+        DatasetSettings,
         LearnerSettings,
+        CriticSettings,
         ActorCriticSettings,
         DDPGSettings,
         TD3Settings,
         SACSettings,
         BackendSettings,
         HindsightSettings,
+        BCSettings,
+        TD3BCSettings,
+        IQLSettings,
+        CQLSettings,
+        DiscreteCQLSettings,
+        AWACSettings,
     )
 }
 

@@ -2,7 +2,8 @@
 
 Commands run in this process, through the same entry point as ``rl-training``, because importing torch once for each of
 them would take most of the time. Steps, warm-up, batch size and evaluation episodes are cut; the rest of a command or
-snippet is run as it is written. ``text`` blocks, which show output, are not compared with anything.
+snippet is run as it is written. The data that pages call ``logged.npz`` is made up here; a configuration whose data is
+not there is read, not trained. ``text`` blocks, which show output, are not compared with anything.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import re
@@ -21,18 +23,28 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from rl_training import cli
-from rl_training.config import PRESET_DIR, load_config, preset_names
+from rl_training.config import PRESET_DIR, TrainConfig, load_config, preset_names
+from rl_training.data import inspection
+from rl_training.data.dataset_loaders import SUFFIXES, find_file
+from rl_training.data.formats.columns import ALIASES, MARKS, MERGED
+from rl_training.errors import DatasetError
 from rl_training.experiment.registry import RECIPES, read_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
-TINY = ["total_timesteps=120", "algo_kwargs.learning_starts=100", "eval_episodes=1", "algo_kwargs.batch_size=32"]
+TINY = ["total_timesteps=120", "eval_episodes=1", "algo_kwargs.batch_size=32"]
+TINY_ONLINE = [*TINY, "algo_kwargs.learning_starts=100"]
+TINY_OFFLINE = [*TINY, "algo_kwargs.dataset_size=400"]
+RUNS = {"docs/offline.md": "logged.yaml"}
+"""What ``RUN`` is a run of, where it is not her/point_reach."""
 SHORT = 1_020
-"""Steps of a run in Python: a few more than the presets collect before they learn."""
+"""Steps of a run in Python: a few more than the presets collect before they learn. Offline all of them are updates."""
+SHORT_OFFLINE = 100
 
 
 class Block(NamedTuple):
@@ -63,10 +75,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     for block in blocks(request.getfixturevalue("page")):
         if block.file_name:
             (tmp_path / block.file_name).write_text(block.text)
+    write_logged_data(tmp_path / "logged.npz")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("my_task", None)
+
+
+def write_logged_data(file: Path) -> None:
+    """Write two short episodes that could be Pendulum's, under D4RL's names."""
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(2, 101, 3)).astype(np.float32)
+    np.savez(
+        file,
+        observations=states[:, :-1].reshape(-1, 3),
+        next_observations=states[:, 1:].reshape(-1, 3),
+        actions=rng.uniform(-2, 2, (200, 1)).astype(np.float32),
+        rewards=rng.normal(size=200).astype(np.float32),
+        terminals=np.zeros(200, bool),
+        timeouts=np.arange(200) % 100 == 99,
+    )
 
 
 def rl_training(arguments: list[str], stdin: str = "") -> tuple[int, str]:
@@ -81,19 +109,37 @@ def rl_training(arguments: list[str], stdin: str = "") -> tuple[int, str]:
     return (code if isinstance(code, int) else int(bool(code))), output.getvalue()
 
 
-def point_reach_run(folder: Path) -> Path:
-    """Return what ``RUN`` stands for: the newest run of her/point_reach, made here where the page has trained none."""
-    if not list(folder.glob("runs/her-point_reach-*")):
-        rl_training(["train", "her/point_reach", *(part for setting in TINY for part in ("--set", setting))])
-    return max(folder.glob("runs/her-point_reach-*"), key=lambda run: run.stat().st_mtime_ns)
+def tiny(config: TrainConfig) -> list[str]:
+    """Return the arguments that make a run short."""
+    settings = TINY_OFFLINE if RECIPES[config.algo].experience == "dataset" else TINY_ONLINE
+    return [part for setting in settings for part in ("--set", setting)]
 
 
-def run_line(line: str, folder: Path) -> None:
+def data_is_here(config: TrainConfig) -> bool:
+    """Return whether a run has the data it needs, if it needs any; nothing is downloaded for a test."""
+    path = config.algo_kwargs.get("dataset_path")
+    try:
+        return "dataset_id" not in config.algo_kwargs and (path is None or find_file(path).exists())
+    except DatasetError:
+        return False
+
+
+def run_of(page: str, folder: Path) -> Path:
+    """Return what ``RUN`` stands for on a page: the newest run of its example, made here where there is none yet."""
+    source = RUNS.get(page, "her/point_reach")
+    pattern = f"runs/{source.replace('/', '-').removesuffix('.yaml')}-s*"
+    if not list(folder.glob(pattern)):
+        rl_training(["train", source, *tiny(load_config(source))])
+    return max(folder.glob(pattern), key=lambda run: run.stat().st_mtime_ns)
+
+
+def run_line(line: str, page: str, folder: Path) -> None:
     """Run or check one line of a bash block."""
     expected = int(match[1]) if (match := re.search(r"# exits with (\d)", line)) else 0
     piped = re.match(r"echo '(.*)' \| (.*)", line)
     stdin, line = (piped[1] + "\n", piped[2]) if piped else ("", line)
     words = shlex.split(line, comments=True)
+    variables = [words.pop(0) for word in list(words) if re.match(r"[A-Z_]+=", word)]
     if words[:3] == ["python", "-m", "rl_training"]:
         words = ["rl-training", *words[3:]]
     if words[0] != "rl-training":
@@ -101,12 +147,22 @@ def run_line(line: str, folder: Path) -> None:
         return
     if "--video" in words and importlib.util.find_spec("imageio_ffmpeg") is None:
         return  # the extra `video` is not installed
-    arguments = [re.sub(r"^RUN\b", lambda _: str(point_reach_run(folder)), word) for word in words[1:]]
-    if arguments[0] == "train":
-        arguments += [part for setting in TINY for part in ("--set", setting)]
+    if re.search(r"\.(hdf5|parquet)\b", line) and importlib.util.find_spec("h5py") is None:
+        return  # the extra `offline` is not installed
+    arguments = [re.sub(r"^RUN\b", lambda _: str(run_of(page, folder)), word) for word in words[1:]]
     if "--episodes" in arguments:
         arguments[arguments.index("--episodes") + 1] = "1"
-    code, output = rl_training(arguments, stdin)
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in variables:
+            patch.setenv(*variable.split("=", 1))
+        if arguments[0] == "train":
+            changes = [value for name, value in itertools.pairwise(arguments) if name == "--set"]
+            config = load_config(arguments[1], changes)
+            if expected == 0 and not data_is_here(config):
+                read_config(arguments[1], changes)
+                return
+            arguments += tiny(config)
+        code, output = rl_training(arguments, stdin)
     assert code == expected, f"{line}: exit code {code}, {output}"
     if "--json" in arguments:
         assert isinstance(json.loads(output), dict), line
@@ -132,18 +188,19 @@ def test_commands_run(page: str, folder: Path) -> None:
         if block.language == "bash":
             for line in block.text.replace("\\\n", " ").splitlines():
                 if line.strip() and not line.startswith("#"):
-                    run_line(line, folder)
+                    run_line(line, page, folder)
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in ALL_BLOCKS if block.language == "python"}))
 def test_python_snippets_run(page: str, folder: Path) -> None:
     """The snippets of a page run in order, in one namespace, as a reader would try them."""
     namespace: dict[str, object] = {"__name__": "snippet"}
+    steps = SHORT_OFFLINE if page == "docs/offline.md" else SHORT
     for block in blocks(page):
         if block.language == "python" and block.file_name is None:
             text = block.text.replace(".learn()", ".learn(progress_bar=False)")
-            text = text.replace(".learn(", f".learn(total_timesteps={SHORT}, ")
-            text = re.sub(r"(total_timesteps\W{1,3})\d+", rf"\g<1>{SHORT}", text)
+            text = text.replace(".learn(", f".learn(total_timesteps={steps}, ")
+            text = re.sub(r"(total_timesteps\W{1,3})\d+", rf"\g<1>{steps}", text)
             text = re.sub(r"(episodes=)\d+", r"\g<1>1", text)
             exec(compile(text, f"{page}:\n{text}", "exec"), namespace)
 
@@ -195,10 +252,26 @@ def test_every_setting_is_documented(algo: str, generator: ModuleType) -> None:
 
 
 def test_presets_are_in_the_readme() -> None:
-    rows = re.findall(r"^\| `(\w+/\w+)` \| `(.+?)` \| ([\d,]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    configs = {name: load_config(name) for name in preset_names()}
+    """A row may stand for several presets with the same environment and number of steps."""
+    table = re.findall(r"^\| (`\w+/.+?) \| `(.+?)` \| ([\d,]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    rows = [(name, env_id, steps) for names, env_id, steps in table for name in re.findall(r"`(\w+/\w+)`", names)]
+    configs = {name: read_config(name) for name in preset_names()}
     assert sorted(rows) == [(name, config.env_id, f"{config.total_timesteps:,}") for name, config in configs.items()]
     assert (ROOT / "configs").resolve() == PRESET_DIR.resolve()
+
+
+def test_offline_page_lists_every_name_and_format() -> None:
+    text = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| `?([\w ]+)`? \| ((?:`[\w.]+`(?:, )?)+) \|$", text, re.MULTILINE))
+    for name in ("observations", "actions", "rewards", "next_observations", "terminated", "truncated"):
+        plain = [alias for alias in ALIASES[name] if not alias.endswith(("/observation", ".observation"))]
+        assert re.findall(r"`(.+?)`", table[name]) == plain
+    assert re.findall(r"`(.+?)`", table["both of these in one"]) == list(MERGED)
+    assert re.findall(r"`(.+?)`", table["ends of episodes"]) == list(MARKS)
+    for suffix, kind in SUFFIXES.items():
+        assert re.search(rf"^\| `{kind}` \| .*`{re.escape(suffix)}`", text, re.MULTILINE), suffix
+    verdicts = re.findall(r'Verdict\(\s*"([a-z-]+)"', Path(inspection.__file__).read_text(encoding="utf-8"))
+    assert [name for name in verdicts if f"`{name}`" not in text] == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -215,7 +288,7 @@ def test_relative_links_resolve(page: str) -> None:
             continue
         name, _, anchor = target.partition("#")
         file = Path(os.path.normpath(path.parent / name)) if name else path
-        assert file.is_file(), f"{page}: {target}"
+        assert file.exists(), f"{page}: {target}"
         if anchor:
             assert anchor in anchors(file), f"{page}: {target}"
 

@@ -11,7 +11,7 @@ EXPORTS = {
     "rl_training.api": ["DDPG", "TD3", "SAC", "DQN", "HER"],
     "rl_training.algorithms": ["DDPG", "TD3", "SAC", "DQN", "HER"],
     "rl_training.models": ["MLPDDPGModel", "MLPSACModel"],
-    "rl_training.data": ["ReplayBuffer", "HERReplayBuffer"],
+    "rl_training.data": ["ReplayBuffer", "HERReplayBuffer", "TransitionDataset", "load_transition_dataset"],
     "rl_training.envs.goals": [
         "PointGoal1DEnv",
         "register_goal_envs",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -31,6 +32,7 @@ DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or aut
 
 def main() -> NoReturn:
     """Run the command line."""
+    warnings.showwarning = cast(Any, _print_warning)
     if "" not in sys.path:
         sys.path.insert(0, "")  # an env_id such as my_task:Reach-v0 names a module of the current folder
     try:
@@ -228,6 +230,11 @@ def doctor(json_: JsonOption = False) -> None:
     else:
         for name, value in facts.items():
             print(f"{name:22} {value}")
+
+
+def _print_warning(message: Warning | str, *_details: object) -> None:
+    """Show a warning as a line for the user, without the place in the code it came from."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _parse_seeds(text: str | None) -> list[int]:

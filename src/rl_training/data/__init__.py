@@ -1,6 +1,15 @@
 """Experience: anything that answers ``sample(batch_size)``."""
 
+from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSettings
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer, ReplaySettings
 
-__all__ = ["HERReplayBuffer", "HindsightSettings", "ReplayBuffer", "ReplaySettings"]
+__all__ = [
+    "HERReplayBuffer",
+    "HindsightSettings",
+    "ReplayBuffer",
+    "ReplaySettings",
+    "TransitionDataset",
+    "load_transition_dataset",
+]

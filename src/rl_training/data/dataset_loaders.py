@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl_training.config import Settings
 from rl_training.data.formats import hdf5, minari_store, npz, parquet, torch_file
@@ -64,6 +64,13 @@ class DatasetSettings(Settings):
     reward_shift: float = Field(0.0, description="added to the reward after scaling")
     reward_clip_min: float | None = Field(None, description="lower bound of the reward after shifting")
     reward_clip_max: float | None = Field(None, description="upper bound of the reward after shifting")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DatasetSettings:
+        if self.dataset_kind == "random" and (self.dataset_path is not None or self.dataset_id is not None):
+            given = "dataset_path" if self.dataset_path is not None else "dataset_id"
+            raise ValueError(f"dataset_kind = 'random' reads no file: expected no {given}, or another dataset_kind")
+        return self
 
     def transform_rewards(self, dataset: TransitionDataset) -> TransitionDataset:
         """Return the dataset with its rewards scaled, shifted and clipped as asked."""

@@ -77,7 +77,7 @@ class SquashedGaussianActor(nn.Module):
     def sample(
         self, observations: Tensor, generator: torch.Generator, count: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return differentiable actions ``[B, A]`` and their log-probabilities ``[B]``; ``count`` adds a second axis."""
+        """Return differentiable actions ``[B, A]`` and their log-densities ``[B]``; ``count`` adds a second axis."""
         mean, log_std = self(observations)
         if count is not None:
             mean, log_std = (x.unsqueeze(1).expand(-1, count, -1) for x in (mean, log_std))

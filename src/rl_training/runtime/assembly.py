@@ -220,7 +220,8 @@ def _fitting_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Le
         return build_learner(recipe, config, spec)
     except ConfigError as error:
         key = "algo_kwargs.backend" if recipe.experience == "hindsight" else "algo"
-        raise ConfigError(f"{key} does not suit env_id = {config.env_id!r}: {error}") from None
+        task = f"env_id = {config.env_id!r}" if config.env_id is not None else "the data"
+        raise ConfigError(f"{key} does not suit {task}: {error}") from None
 
 
 def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
