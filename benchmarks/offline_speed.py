@@ -4,8 +4,8 @@
 
 d3rlpy pins an older Gymnasium; install it beside this package with ``pip install --no-deps d3rlpy`` and, by name, what
 it needs: tqdm h5py gym click structlog colorama dataclasses-json scikit-learn. Both sides sample batches of 256 from
-the same 100,000 made-up transitions (observation 17, action 6); networks are 2x256. Rounds alternate between the two sides;
-the median of the rounds counts.
+the same 100,000 made-up transitions (observation 17, action 6); networks are 2x256. Rounds alternate between the two
+sides; the median of the rounds counts.
 """
 
 from __future__ import annotations

@@ -249,13 +249,13 @@ def _as_distance_reward(
     factors = np.resize([0.0, 0.5, 0.98, 0.999, 1.001, 1.02, 1.5, 2.0, 10.0, 100.0, 1e3, 1e4], len(achieved))
     desired = (achieved + directions * (factors * threshold)[:, None]).astype(np.float32)
     expected = reward(achieved, desired)
-    near, far = float(expected[0]), float(expected[9])  # at factors 0 and 100
-    low, rise = np.float32(far), np.float32(near - far)
+    near, far = expected[0], expected[9]  # at factors 0 and 100
     ones = np.ones(achieved.shape[1], np.float32)
 
     def distance_reward(achieved_goals: Array, desired_goals: Array) -> Array:
         offset = achieved_goals - desired_goals
-        return np.asarray(low + rise * (np.sqrt((offset * offset) @ ones) <= threshold))
+        rewards: Array = np.where(np.sqrt((offset * offset) @ ones) <= threshold, near, far)
+        return rewards
 
     return distance_reward if np.array_equal(distance_reward(achieved, desired), expected) else None
 
