@@ -57,10 +57,11 @@ class CQL(SAC):
             now, after = drawn.split(size)
             log_now, log_after = log_probs.split(size)
             density = torch.full_like(log_now, -self.spec.action_dim * math.log(2.0))  # of the uniform actions
-            actions = torch.cat([random, now, after], dim=1).flatten(0, 1)
             weights = torch.cat([density, log_now, log_after], dim=1)
-            observations = batch.observations.repeat_interleave(3 * count, dim=0)
-        values: Tensor = self.model.critic(observations, actions).view(-1, size, 3 * count)
+            observations = batch.observations.repeat_interleave(count, dim=0)
+        # One source at a time: what a third of the actions needs still fits a processor's cache.
+        sources = [self.model.critic(observations, actions.flatten(0, 1)) for actions in (random, now, after)]
+        values = torch.cat([source.view(-1, size, count) for source in sources], dim=2)
         others = torch.logsumexp(values - weights, dim=2) - math.log(3 * count)
         taken: Tensor = self.model.critic(batch.observations, batch.actions)
         return (others - taken).mean(dim=1)
