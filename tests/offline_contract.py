@@ -75,7 +75,8 @@ class OfflineTrainerContract:
         assert "eval/mean_reward" in evaluate_experiment(result.run_dir, episodes=1)["metrics"]
 
     def test_training_needs_no_environment(self, file):
-        result = train_experiment(self.config(file, env_id=None))
+        with pytest.warns(UserWarning, match="no env_id: nothing will be evaluated"):
+            result = train_experiment(self.config(file, env_id=None))
         assert result.update_count == 50
         assert result.metrics == {}
         with pytest.raises(ConfigError, match="without an env_id"):

@@ -71,7 +71,7 @@ class Learner(nn.Module):
         name = type(self).__name__
         found = "discrete" if spec.is_discrete else "continuous"
         if self.actions not in (found, "any"):
-            fits = "dqn, bc or discrete_cql" if spec.is_discrete else "ddpg, td3, sac or an offline one such as iql"
+            fits = "dqn, bc or discrete_cql" if spec.is_discrete else "ddpg, td3 or sac (offline: iql and others)"
             raise ConfigError(f"{name} needs {self.actions} actions and this task's are {found}: expected {fits}")
         if not isinstance(settings, LearnerSettings):
             settings = parse_settings(self.Settings, settings or {}, where=name)
