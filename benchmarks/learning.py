@@ -33,6 +33,7 @@ SUITES: dict[str, list[tuple[str, list[str]]]] = {
         ("her/bit_flipping", ["algo_kwargs.her_ratio=0"]),
         ("her/bit_flipping", ["num_envs=4"]),
     ],
+    "hopper": [(f"{algo}/hopper", []) for algo in ("bc", "td3_bc", "iql", "awac", "cql")],  # needs RL_TRAINING_DATA
     "classic": [(preset, []) for preset in ("ddpg/pendulum", "td3/pendulum", "sac/pendulum", "dqn/cartpole")],
 }
 
