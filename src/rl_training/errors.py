@@ -26,6 +26,10 @@ class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged or of another format."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A file of a checkpoint is missing, cut off or changed; an earlier checkpoint may be intact."""
+
+
 class MissingExtraError(RLTrainingError, ImportError):
     """An optional dependency is needed and not installed."""
 

@@ -14,7 +14,8 @@ from rl_training.experiment.registry import recipe_for
 from rl_training.experiment.report import write_report
 from rl_training.runtime import assembly as runs
 from rl_training.runtime.callbacks import Callback, ProgressCallback
-from rl_training.runtime.checkpointing import find_checkpoint, read_manifest
+from rl_training.runtime.checkpoint_files import read_manifest
+from rl_training.runtime.checkpointing import find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics

@@ -23,7 +23,8 @@ from rl_training.envs.factory import make_env, make_vector_env, space_spec, spli
 from rl_training.envs.goals import GoalFunctions
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
-from rl_training.runtime.checkpointing import CheckpointStore, read_checkpoint
+from rl_training.runtime.checkpoint_files import read_checkpoint
+from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator

@@ -120,6 +120,7 @@ class Trainer:
             edited = differences(manifest["config"], self.about["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
+        self.store.settle()
         self._restored_at = self.state.global_step
         if changed and self.replay is not None:
             for index in changed:
