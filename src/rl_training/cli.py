@@ -39,7 +39,7 @@ def main() -> NoReturn:
         app()
     except RLTrainingError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     sys.exit(0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -28,10 +27,11 @@ from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.interrupts import stop_on_signals
 from rl_training.runtime.logging import MetricsLogger
+from rl_training.runtime.outcome import run_to_end
 from rl_training.runtime.random_play import play_at_random
 from rl_training.runtime.recipe import OfflineSettings, OnlineSettings, Recipe
+from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import SpaceSpec
 
@@ -48,15 +48,17 @@ def train(
     # The file that is kept has every default written out, so that a run means the same under later versions.
     config = config.model_copy(update={"algo_kwargs": settings.model_dump(mode="json")})
     trainer, run_dir = _assemble(recipe, config, settings, callbacks, run_name=run_name)
-    return _run(trainer, run_dir)
+    with lock_run(run_dir):
+        return run_to_end(trainer, run_dir)
 
 
 def resume(recipe: Recipe, run_dir: Path, *, callbacks: Sequence[Callback] = ()) -> TrainResult:
     """Go on with a run where its latest checkpoint stands."""
     config = load_config(run_dir / "config.yaml")
     trainer, _ = _assemble(recipe, config, recipe.settings(config), callbacks, run_dir=run_dir)
-    trainer.restore()
-    return _run(trainer, run_dir)
+    with lock_run(run_dir):
+        trainer.restore()
+        return run_to_end(trainer, run_dir)
 
 
 def build_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learner:
@@ -235,28 +237,6 @@ def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
             f"algo_kwargs.buffer_capacity = {capacity} cannot hold an episode of {limit} steps:"
             f" expected at least {limit + 1}"
         )
-
-
-def _run(trainer: Trainer, run_dir: Path) -> TrainResult:
-    with stop_on_signals(trainer.state):
-        trainer.run()
-    state = trainer.state
-    if state.update_count == 0 and not state.interrupted:
-        warnings.warn(
-            f"nothing was learned: {state.global_step} steps brought no update (no episode was complete, or"
-            " learning_starts, train_frequency and gradient_updates_per_step asked for none)",
-            stacklevel=3,
-        )
-    reason = state.stop_reason or "unknown"
-    status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
-    metrics = dict(state.last_evaluation)
-    if state.best_score is not None:
-        best_success, metrics["best/mean_reward"] = state.best_score
-        if "eval/success_rate" in metrics:
-            metrics["best/success_rate"] = best_success
-    result = TrainResult(run_dir, status, reason, state.global_step, state.update_count, metrics)
-    (run_dir / "result.json").write_text(json.dumps(result.to_json(), indent=1) + "\n")
-    return result
 
 
 def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:

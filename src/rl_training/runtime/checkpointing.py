@@ -76,7 +76,7 @@ class CheckpointStore:
         return path
 
     def take_up(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state and the manifest of ``latest`` or, where that is damaged, of the newest intact one before it.
+        """Return state and manifest of ``latest`` or, where that is damaged, of the newest intact one before it.
 
         Nothing on the disk is changed; ``settle`` does that once the state turned out to fit.
         """

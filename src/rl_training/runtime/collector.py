@@ -15,10 +15,13 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner
 from rl_training.config import Settings
 from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
+from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.schedules import Schedule
 from rl_training.types import Observation, SpaceSpec
 
 Array = NDArray[Any]
+
+_NO_REWARD = np.zeros(0)
 
 
 class ExplorationSettings(Settings):
@@ -97,7 +100,9 @@ class Collector:
             hindsight = {**observations, "desired_goal": observations["achieved_goal"]}
             self.learner.observe(torch.from_numpy(self._flat(hindsight)).to(self.learner.device))
         actions = random_actions(self.spec, self.rng, self.num_envs) if random else self._explore(inputs, progress)
+        require_finite_actions(actions, self.learner)
         next_observations, rewards, terminated, truncated, infos = self.envs.step(self.spec.to_env(actions))
+        require_finite_step(next_observations, rewards)
         for index in range(self.num_envs):
             self._actions[index].append(actions[index])
         self._returns += rewards
@@ -176,6 +181,7 @@ class Collector:
         """Reset the environments in ``mask``, each with the seed of its episode; the others' observations stay."""
         seeds = [episode_seed(self.seed, index, int(episode)) for index, episode in enumerate(self._episodes)]
         observations, _ = self.envs.reset(seed=cast(Any, seeds), options={"reset_mask": mask})
+        require_finite_step(observations, _NO_REWARD)
         return observations  # type: ignore[no-any-return]
 
     def _replay_open_episodes(self) -> Observation:

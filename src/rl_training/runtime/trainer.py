@@ -19,6 +19,7 @@ from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import CollectionSettings, LoopSettings, TrainerState
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.types import Batch, Metrics
 
@@ -74,7 +75,7 @@ class Trainer:
         self.state = TrainerState()
         self._train_metrics: Metrics = {}
         self._restored_at: int | None = None
-        self._saved = False
+        self._saved_at: tuple[int, int] | None = None
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
 
     def run(self) -> None:
@@ -93,8 +94,8 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.on_step(self)
                 self._report_and_save(before)
-            if self.state.interrupted and not self._saved:
-                self.save()  # the signal came before the first step
+            if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
+                self.save()  # the signal came before the first step, or after this one had been reported
         finally:
             for callback in self.callbacks:
                 callback.on_training_end(self)
@@ -205,15 +206,20 @@ class Trainer:
         # An interrupted run reports nothing of its own: once resumed, its log is that of a run that never stopped.
         finishing = state.should_stop and not state.interrupted
         evaluating = finishing or self._crossed(before, settings.eval_interval)
+        logging = evaluating or self._crossed(before, settings.log_interval)
+        saving = self._crossed(before, settings.checkpoint_interval)
+        if logging or saving or state.should_stop:
+            require_finite_learner(self.learner, self._train_metrics)
         is_best = evaluating and self.evaluator is not None and self._evaluate(self.evaluator)
-        if evaluating or self._crossed(before, settings.log_interval):
+        if logging:
             self._log()
-        if state.should_stop or is_best or self._crossed(before, settings.checkpoint_interval):
+        if saving or is_best or state.should_stop:
             self.save(best=is_best)
 
     def _evaluate(self, evaluator: Evaluator) -> bool:
         """Evaluate and return whether this is the best policy so far."""
         metrics = evaluator.run(self.learner)
+        require_finite_metrics(metrics)
         state = self.state
         state.last_evaluation = metrics
         self.logger.record(metrics)
@@ -227,6 +233,11 @@ class Trainer:
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint of everything ``restore`` needs."""
+        self.store.save(*self.snapshot(), self.replay, best=best)
+        self._saved_at = (self.state.global_step, self.state.update_count)
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state, without replay rows, and what a manifest says about it."""
         state = {
             "learner": self.learner.training_state(),
             "experience": self.experience.state_dict(with_rows=False),
@@ -238,8 +249,7 @@ class Trainer:
             },
         }
         counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
-        self.store.save(state, {**self.about, **counters}, self.replay, best=best)
-        self._saved = True
+        return state, {**self.about, **counters}
 
     def _named_callbacks(self) -> dict[str, Callback]:
         return {f"{index}-{type(callback).__name__}": callback for index, callback in enumerate(self.callbacks)}
