@@ -48,7 +48,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
-        from rl_training.runtime.assembly import package_version
+        from rl_training.runtime.machine import package_version
 
         print(package_version())
         raise typer.Exit
@@ -101,11 +101,17 @@ def train(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Prove on a copy that resuming is exact; the run is left alone.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Go on with a run from its latest checkpoint."""
     from rl_training.experiment.manager import resume_experiment
 
+    if verify:
+        _verify(run, json_)
+        return
     result = resume_experiment(run, progress_bar=True)
     if json_:
         print(json.dumps(result.to_json()))
@@ -230,6 +236,28 @@ def doctor(json_: JsonOption = False) -> None:
     else:
         for name, value in facts.items():
             print(f"{name:22} {value}")
+
+
+def _verify(run: Path, json_: bool) -> None:
+    """Print whether a run can be resumed exactly; exit with 1 where it cannot."""
+    from rl_training.experiment.verification import verify_run
+
+    found = verify_run(run)
+    if json_:
+        print(json.dumps(found.to_json()))
+    else:
+        print(found.grade)
+        print(f"from           {found.start}")
+        print(f"to             {found.end}" + (" (beyond the run, twice)" if found.method == "stretch" else ""))
+        print(f"sha256         {found.sha256}")
+        for difference in found.differences[:20]:
+            print(f"differs        {difference}")
+        if len(found.differences) > 20:
+            print(f"               and {len(found.differences) - 20} more")
+        for reason in found.reasons:
+            print(f"reason         {reason}")
+    if found.differences:
+        raise typer.Exit(1)
 
 
 def _print_warning(message: Warning | str, *_details: object) -> None:

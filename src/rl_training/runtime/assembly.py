@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import MetricsLogger
+from rl_training.runtime.machine import machine_facts, package_version
 from rl_training.runtime.outcome import run_to_end
 from rl_training.runtime.random_play import play_at_random
 from rl_training.runtime.recipe import OfflineSettings, OnlineSettings, Recipe
@@ -96,14 +96,6 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def package_version() -> str:
-    """Return the installed version of this package."""
-    try:
-        return version("rl-training")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 class _Parts(NamedTuple):
     """What a recipe's learner is trained with."""
 
@@ -148,6 +140,7 @@ def _assemble(
             "package_version": package_version(),
             "config": config.model_dump(mode="json"),
             "spec": parts.learner.spec.to_json(),
+            "machine": machine_facts(parts.learner.device),
         },
         callbacks=[*early, *callbacks],
     )

@@ -66,6 +66,7 @@ class CheckpointStore:
             if not path.exists():
                 if replay is not None:
                     self._write_segment(replay)
+                    about = {**about, "oldest_row": replay.oldest_row}
                 write_checkpoint(path, state, {**about, "best": self._best, "segments": self._segments})
             for name in ["latest", "best"] if best else ["latest"]:
                 write_pointer(self.folder / name, path.name)
@@ -81,11 +82,9 @@ class CheckpointStore:
         Nothing on the disk is changed; ``settle`` does that once the state turned out to fit.
         """
         damage: list[str] = []
-        for path in self._candidates(damage):
+        for path in self.candidates(damage):
             try:
-                manifest, state = read_checkpoint(path)
-                for segment in manifest["segments"]:
-                    verify_file(self._segment_file(segment), segment)
+                manifest, state = read_whole(path)
             except DamagedCheckpointError as error:
                 damage.append(str(error))
                 continue
@@ -122,8 +121,8 @@ class CheckpointStore:
             skip = max(0, ring.written - ring.capacity - segment["first"])
             ring.write(segment["first"] + skip, rows[skip:])
 
-    def _candidates(self, damage: list[str]) -> list[Path]:
-        """Return the checkpoints that may be resumed from, the one to prefer first."""
+    def candidates(self, damage: list[str]) -> list[Path]:
+        """Return the checkpoints that may be resumed from, newest first; what is wrong is added to ``damage``."""
         if not self.folder.is_dir():
             return []
         folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -169,6 +168,14 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest and the state of a run's checkpoint, after verifying its replay segments, too."""
+    manifest, state = read_checkpoint(path)
+    for segment in manifest["segments"]:
+        verify_file(path.parents[1] / "replay" / Path(segment["name"]).name, segment)
+    return manifest, state
 
 
 def resolve_checkpoint(folder: Path, name: str = "latest") -> Path:
