@@ -64,10 +64,13 @@ def train(
     seeds: Annotated[str | None, typer.Option(help="Several runs, one after another: 0-4 or 0,3,7.")] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Folder in which the run's folder is made.")] = None,
     device: DeviceOption = None,
+    resume_auto: Annotated[
+        bool, typer.Option("--resume-auto", help="Go on with the run of this configuration in the output folder.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Train a policy."""
-    from rl_training.experiment.manager import train_experiment
+    from rl_training.experiment.manager import train_experiment, train_or_resume
     from rl_training.experiment.registry import read_config
 
     if seed is not None and seeds is not None:
@@ -85,7 +88,7 @@ def train(
     configs = [read_config(config, [*overrides, *([f"seed={s}"] if seeds else [])]) for s in _parse_seeds(seeds)]
     results = []
     for run_config in configs:
-        result = train_experiment(run_config, name=name, progress_bar=True)
+        result = (train_or_resume if resume_auto else train_experiment)(run_config, name=name, progress_bar=True)
         results.append(result)
         if not json_:
             _print_result(result)

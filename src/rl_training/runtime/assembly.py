@@ -44,9 +44,7 @@ def train(
     run_name: str | None = None,
 ) -> TrainResult:
     """Train from the start in a new folder below ``config.output_dir``."""
-    settings = recipe.settings(config)
-    # The file that is kept has every default written out, so that a run means the same under later versions.
-    config = config.model_copy(update={"algo_kwargs": settings.model_dump(mode="json")})
+    config, settings = complete_config(recipe, config), recipe.settings(config)
     trainer, run_dir = _assemble(recipe, config, settings, callbacks, run_name=run_name)
     with lock_run(run_dir):
         return run_to_end(trainer, run_dir)
@@ -59,6 +57,11 @@ def resume(recipe: Recipe, run_dir: Path, *, callbacks: Sequence[Callback] = ())
     with lock_run(run_dir):
         trainer.restore()
         return run_to_end(trainer, run_dir)
+
+
+def complete_config(recipe: Recipe, config: TrainConfig) -> TrainConfig:
+    """Write every default out: a run's kept configuration then means the same under later versions."""
+    return config.model_copy(update={"algo_kwargs": recipe.settings(config).model_dump(mode="json")})
 
 
 def build_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learner:
