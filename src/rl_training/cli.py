@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -33,6 +34,7 @@ DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or aut
 def main() -> NoReturn:
     """Run the command line."""
     warnings.showwarning = cast(Any, _print_warning)
+    threading.excepthook = _thread_failed
     if "" not in sys.path:
         sys.path.insert(0, "")  # an env_id such as my_task:Reach-v0 names a module of the current folder
     try:
@@ -266,6 +268,12 @@ def _verify(run: Path, json_: bool) -> None:
 def _print_warning(message: Warning | str, *_details: object) -> None:
     """Show a warning as a line for the user, without the place in the code it came from."""
     print(f"warning: {message}", file=sys.stderr)
+
+
+def _thread_failed(details: threading.ExceptHookArgs) -> None:
+    """Leave it to the main thread to report a full disk: it hears of it from the thread that writes TensorBoard's."""
+    if not issubclass(details.exc_type, OSError):
+        threading.__excepthook__(details)
 
 
 def _parse_seeds(text: str | None) -> list[int]:

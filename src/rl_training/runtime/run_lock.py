@@ -30,19 +30,20 @@ def lock_run(run_dir: Path) -> Iterator[None]:
         yield
         return
     try:
-        file = (run_dir / ".lock").open("a+", encoding="utf-8", errors="replace")
+        file = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise CheckpointError(f"{run_dir}: cannot be written to: {error.strerror}") from None
-    with file:
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                file.seek(0)
-                holder = file.read(200).strip() or "another process"
+                holder = os.pread(file, 200, 0).decode(errors="replace").strip() or "another process"
                 raise RunLockedError(f"{run_dir}: in use by {holder}, which trains it at this moment") from None
             warnings.warn(f"{run_dir}: no lock to be had ({error.strerror}), take care to use it once", stacklevel=3)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # on a full disk the lock holds, and nobody can be told whose it is
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
+    finally:
+        os.close(file)
