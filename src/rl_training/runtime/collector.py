@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
@@ -15,6 +17,8 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner
 from rl_training.config import Settings
 from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
+from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.errors import WorkerError
 from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.schedules import Schedule
 from rl_training.types import Observation, SpaceSpec
@@ -90,6 +94,16 @@ class Collector:
 
     def step(self, progress: float, random: bool) -> Transition:
         """Take one step everywhere. ``random`` ignores the policy, ``progress`` (0 to 1) moves the schedules."""
+        if not isinstance(self.envs, WorkerVectorEnv):
+            return self._step(progress, random)
+        undo = self._undo()
+        try:
+            return self._step(progress, random)
+        except WorkerError:
+            undo()  # the run is saved as it was before this step, and can go on from there as if nothing had happened
+            raise
+
+    def _step(self, progress: float, random: bool) -> Transition:
         if self._observations is None:
             self._observations = self._reset(np.ones(self.num_envs, bool))
         observations = self._observations
@@ -166,6 +180,24 @@ class Collector:
             chosen = self.rng.random(self.num_envs) < probability
             actions = np.where(chosen[:, None], random_actions(self.spec, self.rng, self.num_envs), actions)
         return actions
+
+    def _undo(self) -> Callable[[], None]:
+        """Return a function that takes back whatever a step has changed by the time a worker is lost."""
+        learner = self.learner
+        random_states = self.rng.bit_generator.state, learner.generator.get_state()
+        normalizer = None if learner.normalizer is None else copy.deepcopy(learner.normalizer.state_dict())
+        counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
+        episodes = [(actions, len(actions)) for actions in self._actions]
+
+        def undo() -> None:
+            self.rng.bit_generator.state = random_states[0]
+            learner.generator.set_state(random_states[1])
+            if learner.normalizer is not None and normalizer is not None:
+                learner.normalizer.load_state_dict(normalizer)
+            self._observations, self._episodes, self._returns, self.finished = counts
+            self._actions = [actions[:length] for actions, length in episodes]
+
+        return undo
 
     def _finish(self, done: Array, infos: dict[str, Any]) -> None:
         """Record the episodes that ended and start the next ones."""
