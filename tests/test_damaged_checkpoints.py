@@ -40,6 +40,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (latest(run) / "manifest.json").write_text((latest(run) / "manifest.json").read_text()[:-50]),
         "manifest.json",
     ),
+    "changed counter": (
+        lambda run: (latest(run) / "manifest.json").write_text(
+            (latest(run) / "manifest.json").read_text().replace('"update_count": 200', '"update_count": 201')
+        ),
+        "manifest.json: damaged",
+    ),
     "missing manifest": (lambda run: (latest(run) / "manifest.json").unlink(), "manifest.json"),
     "changed segment": (lambda run: flip_a_byte(newest_segment(run)), "replay"),
     "missing segment": (lambda run: newest_segment(run).unlink(), "replay"),

@@ -16,6 +16,7 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.registry import recipe_for
 from rl_training.experiment.verification import verify_run
 from rl_training.runtime.assembly import resume, train
+from rl_training.runtime.checkpoint_files import sealed
 from rl_training.runtime.checkpointing import resolve_checkpoint
 from rl_training.runtime.comparison import full_state, state_differences, state_hash
 from test_checkpoint_workflows import Forgetful, StopAt
@@ -98,9 +99,10 @@ def test_another_version_is_the_reason_and_the_command_exits_with_1(tiny_config,
     run_dir = train(recipe_for("ddpg"), tiny_config("ddpg")).run_dir
     file = resolve_checkpoint(run_dir / "checkpoints") / "manifest.json"
     manifest = json.loads(file.read_text())
+    manifest.pop("manifest_sha256")
     manifest["machine"]["torch"] = "1.0"
     manifest["state"]["trainer"]["state"]["best_score"] = [0.0, 123.0]
-    file.write_text(json.dumps(manifest))
+    file.write_text(sealed(json.dumps(manifest)))
 
     def command(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["rl-training", "resume", str(run_dir), "--verify", *arguments])

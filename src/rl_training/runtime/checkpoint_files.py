@@ -37,6 +37,7 @@ _MANIFEST: dict[str, type] = {
     "segments": list,
     "state": dict,
 }
+_SEAL = ', "manifest_sha256": "'
 _SEGMENT: dict[str, type] = {"name": str, "first": int, "last": int}
 _FILE: dict[str, type] = {"bytes": int, "sha256": str}
 
@@ -59,12 +60,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of one checkpoint, brought up to this version's format, or say why it cannot be read."""
     file = path / "manifest.json"
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        manifest = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{file}: cannot be read: {error}") from None
     if not isinstance(manifest, dict):
         raise DamagedCheckpointError(f"{file}: expected an object, found {type(manifest).__name__}")
     manifest = _migrate(manifest, path)
+    content, seal, _ = text.rpartition(_SEAL)
+    if seal and text != sealed(content + "}"):  # the first versions wrote none
+        raise DamagedCheckpointError(f"{file}: damaged, its checksum is not that of its content")
     _require(manifest, _MANIFEST, file)
     for entry in manifest["files"].values():
         _require(entry, _FILE, file)
@@ -86,10 +91,15 @@ def write_checkpoint(path: Path, state: dict[str, Any], about: dict[str, Any]) -
         skeleton[part] = _take_tensors(tree, tensors, "")
         files[part] = write_tensors(temporary / f"{part}.safetensors", tensors)
     manifest = {"format_version": FORMAT_VERSION, **about, "files": files, "state": skeleton}
-    _write(temporary / "manifest.json", json.dumps(manifest).encode())
+    _write(temporary / "manifest.json", sealed(json.dumps(manifest)).encode())
     sync_folder(temporary)
     os.rename(temporary, path)
     sync_folder(path.parent)
+
+
+def sealed(text: str) -> str:
+    """Add to a JSON object, as its last key, the checksum of all the rest."""
+    return f'{text[:-1]}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}"}}'
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
