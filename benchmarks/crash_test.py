@@ -116,12 +116,15 @@ def main() -> int:
                 run_until(configuration(case, output_dir), Path(folder) / "whole.log")
                 references[case] = final_state(output_dir), time.monotonic() - before
             expected, duration = references[case]
-            output_dir, log = Path(folder) / f"run-{number}", Path(folder) / f"run-{number}.log"
-            config, count = configuration(case, output_dir), counts.setdefault(case, Counter())
-            for _ in range(int(rng.integers(1, 4))):
-                if run_until(config, log, float(rng.uniform(0, 0.95 * duration))):
-                    break
-                count["kills"] += 1
+            count, log, kills, attempts = counts.setdefault(case, Counter()), Path(folder) / f"run-{number}.log", 0, 0
+            while kills == 0:  # one that is done before its first kill is begun anew
+                output_dir = Path(folder) / f"run-{number}-{attempts}"
+                config, attempts = configuration(case, output_dir), attempts + 1
+                for _ in range(int(rng.integers(1, 4))):
+                    if run_until(config, log, float(rng.uniform(0, duration))):
+                        break
+                    kills += 1
+            count["kills"] += kills
             run_until(config, log)
             unlike = state_differences(expected, final_state(output_dir))
             count["runs"] += 1

@@ -54,6 +54,7 @@ def test_a_folder_that_was_moved_and_one_without_a_checkpoint(run: Run, train: R
     again = run("train", "her/point_goal", *tiny(), "--output-dir", moved, *AUTO)
     assert again.json["run_dir"] == str(moved / first.name)
     shutil.rmtree(moved / first.name / "checkpoints")
+    (moved / first.name / "checkpoints" / ".000000100-000000050.tmp").mkdir(parents=True)  # killed in the first one
     (moved / first.name / "result.json").unlink()
     fresh = run("train", "her/point_goal", *tiny(), "--output-dir", moved, *AUTO)
     assert (fresh.code, fresh.json["global_step"]) == (0, 120)

@@ -15,7 +15,7 @@ from rl_training.experiment.report import write_report
 from rl_training.runtime import assembly as runs
 from rl_training.runtime.callbacks import Callback, ProgressCallback
 from rl_training.runtime.checkpoint_files import read_manifest
-from rl_training.runtime.checkpointing import find_checkpoint
+from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
@@ -47,7 +47,9 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
         if result is not None and result.status in ("completed", "stopped"):
             return result
     for run_dir in found:
-        if (run_dir / "checkpoints").is_dir():  # one that ended before its first checkpoint has nothing to go on with
+        if CheckpointStore(run_dir).candidates(
+            []
+        ):  # one that ended before its first checkpoint has nothing to go on with
             return resume_experiment(run_dir, progress_bar=progress_bar)
     return train_experiment(config, name=name, progress_bar=progress_bar)
 
