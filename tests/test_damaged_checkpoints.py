@@ -50,7 +50,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "changed segment": (lambda run: flip_a_byte(newest_segment(run)), "replay"),
     "missing segment": (lambda run: newest_segment(run).unlink(), "replay"),
     "missing folder": (lambda run: shutil.rmtree(latest(run)), "latest"),
-    "missing pointer": (lambda run: (run / "checkpoints" / "latest").unlink(), "latest"),
     "nonsense pointer": (lambda run: (run / "checkpoints" / "latest").write_bytes(b"\xff\x00"), "latest"),
 }
 
@@ -81,6 +80,15 @@ def test_resume_names_what_is_damaged_and_goes_on_from_the_one_before(finished, 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert resume(recipe_for("ddpg"), finished.run_dir).global_step == 300  # and all is well again
+
+
+def test_without_a_pointer_the_newest_is_taken(finished):
+    """A run that is killed after its first checkpoint was written has none yet: that is no damage."""
+    (finished.run_dir / "checkpoints" / "latest").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert resume(recipe_for("ddpg"), finished.run_dir).global_step == 300
+    assert latest(finished.run_dir).name.startswith("000000300-")
 
 
 def test_it_falls_back_as_far_as_it_has_to(finished):

@@ -32,7 +32,6 @@ def fail_from(monkeypatch: pytest.MonkeyPatch, module: object, name: str, call: 
     monkeypatch.setattr(module, name, failing)
 
 
-@pytest.mark.filterwarnings("ignore:.*latest. missing:UserWarning")  # the first one was complete, its pointer was not
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize(
     ("module", "name"),

@@ -47,9 +47,7 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
         if result is not None and result.status in ("completed", "stopped"):
             return result
     for run_dir in found:
-        if CheckpointStore(run_dir).candidates(
-            []
-        ):  # one that ended before its first checkpoint has nothing to go on with
+        if CheckpointStore(run_dir).candidates([]):  # there is none where it ended before its first
             return resume_experiment(run_dir, progress_bar=progress_bar)
     return train_experiment(config, name=name, progress_bar=progress_bar)
 

@@ -127,8 +127,8 @@ class CheckpointStore:
             return []
         folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         latest = _pointer(self.folder, "latest")
-        if latest is None and folders:
-            damage.append(f"{self.folder / 'latest'}: missing, or names no checkpoint")
+        if latest is None and (self.folder / "latest").exists():  # after the very first one it may be missing
+            damage.append(f"{self.folder / 'latest'}: names no checkpoint")
         return [path for path in reversed(folders) if latest is None or path <= latest]
 
     def _segment_file(self, segment: dict[str, Any]) -> Path:
