@@ -16,13 +16,8 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.registry import recipe_for
 from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpointing import (
-    CheckpointStore,
-    find_checkpoint,
-    read_checkpoint,
-    read_manifest,
-    resolve_checkpoint,
-)
+from rl_training.runtime.checkpoint_files import read_checkpoint, read_manifest
+from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
 
 
@@ -208,7 +203,7 @@ def test_missing_checkpoints_are_reported(tmp_path):
 
 def test_a_failed_write_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, tiny_config):
     from rl_training.data import ReplayBuffer
-    from rl_training.runtime import checkpointing
+    from rl_training.runtime import checkpoint_files
     from rl_training.types import SpaceSpec
 
     store, replay = CheckpointStore(tmp_path), ReplayBuffer(SpaceSpec(1, 1), 10)
@@ -219,7 +214,7 @@ def test_a_failed_write_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, tin
     def disk_full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpointing, "save_file", disk_full)
+    monkeypatch.setattr(checkpoint_files.os, "fsync", disk_full)
     with pytest.raises(CheckpointError, match="No space left on device"):
         store.save(state, {**about, "global_step": 2, "update_count": 2}, replay)
     monkeypatch.undo()

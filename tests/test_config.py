@@ -236,6 +236,7 @@ class TestUnknownKeys:
         ("override", "key", "nearest"),
         [
             ("total_timestep=5", "total_timestep", "total_timesteps"),
+            ("eval-episodes=5", "eval-episodes", "eval_episodes"),
             ("evn_id=x", "evn_id", "env_id"),
             ("algo_kwarg.tau=0.1", "algo_kwarg", "algo_kwargs"),
             ("algo_kwargs.batchsize=4", "algo_kwargs.batchsize", "batch_size"),

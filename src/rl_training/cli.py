@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -33,13 +34,14 @@ DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or aut
 def main() -> NoReturn:
     """Run the command line."""
     warnings.showwarning = cast(Any, _print_warning)
+    threading.excepthook = _thread_failed
     if "" not in sys.path:
         sys.path.insert(0, "")  # an env_id such as my_task:Reach-v0 names a module of the current folder
     try:
         app()
     except RLTrainingError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     sys.exit(0)
 
 
@@ -48,7 +50,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
-        from rl_training.runtime.assembly import package_version
+        from rl_training.runtime.machine import package_version
 
         print(package_version())
         raise typer.Exit
@@ -67,10 +69,13 @@ def train(
     ] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Folder in which the run's folder is made.")] = None,
     device: DeviceOption = None,
+    resume_auto: Annotated[
+        bool, typer.Option("--resume-auto", help="Go on with the run of this configuration in the output folder.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Train a policy."""
-    from rl_training.experiment.manager import train_experiment
+    from rl_training.experiment.manager import train_experiment, train_or_resume
     from rl_training.experiment.registry import read_config
 
     if seed is not None and seeds is not None:
@@ -93,7 +98,7 @@ def train(
     configs = [read_config(config, [*overrides, *([f"seed={s}"] if seeds else [])]) for s in _parse_seeds(seeds)]
     results = []
     for run_config in configs:
-        result = train_experiment(run_config, name=name, progress_bar=True)
+        result = (train_or_resume if resume_auto else train_experiment)(run_config, name=name, progress_bar=True)
         results.append(result)
         if not json_:
             _print_result(result)
@@ -109,11 +114,17 @@ def train(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Prove on a copy that resuming is exact; the run is left alone.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Go on with a run from its latest checkpoint."""
     from rl_training.experiment.manager import resume_experiment
 
+    if verify:
+        _verify(run, json_)
+        return
     result = resume_experiment(run, progress_bar=True)
     if json_:
         print(json.dumps(result.to_json()))
@@ -240,9 +251,37 @@ def doctor(json_: JsonOption = False) -> None:
             print(f"{name:22} {value}")
 
 
+def _verify(run: Path, json_: bool) -> None:
+    """Print whether a run can be resumed exactly; exit with 1 where it cannot."""
+    from rl_training.experiment.verification import verify_run
+
+    found = verify_run(run)
+    if json_:
+        print(json.dumps(found.to_json()))
+    else:
+        print(found.grade)
+        print(f"from           {found.start}")
+        print(f"to             {found.end}" + (" (beyond the run, twice)" if found.method == "stretch" else ""))
+        print(f"sha256         {found.sha256}")
+        for difference in found.differences[:20]:
+            print(f"differs        {difference}")
+        if len(found.differences) > 20:
+            print(f"               and {len(found.differences) - 20} more")
+        for reason in found.reasons:
+            print(f"reason         {reason}")
+    if found.differences:
+        raise typer.Exit(1)
+
+
 def _print_warning(message: Warning | str, *_details: object) -> None:
     """Show a warning as a line for the user, without the place in the code it came from."""
     print(f"warning: {message}", file=sys.stderr)
+
+
+def _thread_failed(details: threading.ExceptHookArgs) -> None:
+    """Leave it to the main thread to report a full disk: it hears of it from the thread that writes TensorBoard's."""
+    if not issubclass(details.exc_type, OSError):
+        threading.__excepthook__(details)
 
 
 def _parse_seeds(text: str | None) -> list[int]:

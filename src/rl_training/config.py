@@ -171,7 +171,10 @@ def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str
     lines: dict[str, str] = {}
     for finding in error.errors(include_url=False):
         # The alternatives of a union are reported one by one, each with a tag in the path that is no field.
-        path = [str(part) for part in finding["loc"] if re.fullmatch(r"\w+", str(part)) and str(part) not in _TYPE_TAGS]
+        place = [str(part) for part in finding["loc"]]
+        path = [part for part in place if re.fullmatch(r"\w+", part) and part not in _TYPE_TAGS]
+        if finding["type"] == "extra_forbidden" and path[-1:] != place[-1:]:
+            path.append(place[-1])  # a key that is unknown may be any text, such as batch-size
         key = prefix + (".".join(path) or "value")
         if finding["type"] == "extra_forbidden":
             hint = did_you_mean(path[-1], _fields_at(settings_type, path[:-1]))

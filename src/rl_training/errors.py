@@ -1,13 +1,17 @@
-"""The errors a user can cause. The command line prints them in a line or two and exits with 2."""
+"""The errors this package raises on purpose. The command line prints them in a line or two, without a traceback."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
 
 class RLTrainingError(Exception):
     """Base of every error this package raises on purpose."""
+
+    exit_code: ClassVar[int] = 2
+    """With what the command line ends: 2 where the input is wrong, 1 where a run failed."""
 
 
 class ConfigError(RLTrainingError, ValueError):
@@ -24,6 +28,28 @@ class DatasetError(RLTrainingError, ValueError):
 
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged or of another format."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A file of a checkpoint is missing, cut off or changed; an earlier checkpoint may be intact."""
+
+
+class RunLockedError(RLTrainingError):
+    """Another process is training in the same folder."""
+
+
+class RunFailedError(RLTrainingError):
+    """A run that had begun cannot go on."""
+
+    exit_code = 1
+
+
+class NumericalError(RunFailedError, ArithmeticError):
+    """An observation, a reward, a loss or a weight is NaN or infinite."""
+
+
+class WorkerError(RunFailedError):
+    """The process of an environment died, or does not answer."""
 
 
 class MissingExtraError(RLTrainingError, ImportError):

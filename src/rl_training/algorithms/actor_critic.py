@@ -95,7 +95,7 @@ class ActorCritic(Learner):
             with torch.no_grad():
                 both = self.model.critic(observations.repeat(2, 1), torch.cat([actions, own_actions])).mean(dim=0)
                 demonstrated, own = both.chunk(2)
-                errors = errors * (demonstrated > own)
+            errors = errors * (demonstrated > own)
         return errors.mean()
 
     def _td_error(self, batch: Batch, next_values: Tensor) -> tuple[Tensor, Metrics]:

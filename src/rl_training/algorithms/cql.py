@@ -62,7 +62,7 @@ class CQL(SAC):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         """Return SAC's loss, or at first that of cloning at the same entropy."""
-        if self.update_count > self.settings.bc_updates:
+        if not 0 < self.settings.bc_updates >= self.update_count:
             return super().actor_loss(batch)
         _, log_probs = self.model.actor.sample(batch.observations, self.generator)
         likelihood = self.model.actor.log_prob(batch.observations, batch.actions)

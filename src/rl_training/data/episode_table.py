@@ -81,9 +81,11 @@ class EpisodeTable:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episodes and their exact sums, so that draws after a restart are the same draws."""
+        live = slice(self._begin, self._begin + len(self))
+        first_rows = np.fromiter((episode.first_row for episode, _ in self._episodes), np.int64, len(self))
         return {
-            "episodes": np.array([episode for episode, _ in self._episodes], dtype=np.int64).reshape(-1, 3),
-            "sums": np.array([total for _, total in self._episodes], dtype=np.float64),
+            "episodes": np.stack([self._starts[live], self._lengths[live], first_rows], axis=1),
+            "sums": self._sums[live].copy(),
             "low": self._low,
         }
 

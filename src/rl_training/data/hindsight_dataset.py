@@ -76,13 +76,27 @@ class HindsightDataset(HERReplayBuffer):
         last = ends - 1
         after = GoalParts(*(arrays[f"next_{key}"][last] for key in ("observations", "achieved_goals", "desired_goals")))
         finals = self._pack(after, np.zeros_like(actions[last]), np.zeros(len(ends)), np.zeros(len(ends)))
-        begin = 0
+        begin, known = 0, _outcome_is_known(dataset, last)
         for index, end in enumerate(ends):
-            if dataset.usable is None or dataset.usable[end - 1]:
+            if known[index]:
                 self._store(np.concatenate([steps[begin:end], finals[index : index + 1]]))
             elif end - begin > 1:
                 self._store(steps[begin:end])  # the last row's outcome is unknown: it serves as the final observation
             begin = end
+
+
+def _outcome_is_known(dataset: TransitionDataset, rows: Array) -> Array:
+    """Return which of these rows have a next observation of their own.
+
+    A row that ends its task is usable without one, since nothing is bootstrapped from it; it then repeats its own
+    observation, which is not where its action led.
+    """
+    arrays = dataset.arrays
+    repeats = arrays["terminated"][rows]
+    for key in ("observations", "achieved_goals"):
+        repeats = repeats & (arrays[key][rows] == arrays[f"next_{key}"][rows]).all(axis=1)
+    known: Array = ~repeats if dataset.usable is None else ~repeats & dataset.usable[rows]
+    return known
 
 
 def _segment_ends(dataset: TransitionDataset) -> Array:

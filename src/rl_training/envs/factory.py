@@ -6,9 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import io
-import multiprocessing
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any, Literal
@@ -16,12 +14,13 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from pydantic import Field
 
 from rl_training.config import Settings, parse_settings
 from rl_training.envs.goals import GoalFunctions, env_name, is_goal_space, register_goal_envs
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
+from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import EnvError, MissingExtraError, did_you_mean
 from rl_training.types import SpaceSpec
 
@@ -40,6 +39,9 @@ class EnvSettings(Settings):
     wrappers: WrapperSettings = Field(default_factory=WrapperSettings, description="what is put around the environment")
     vectorization: Literal["sync", "async"] = Field(
         "sync", description="several environments in this process, or each in a process of its own"
+    )
+    worker_timeout: float = Field(
+        600.0, gt=0, description="seconds an environment in a process of its own may take for one step or reset"
     )
 
 
@@ -84,15 +86,8 @@ def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs:
     settings, _ = split_env_kwargs(env_kwargs or {})
     build = partial(make_env, env_id, dict(env_kwargs or {}))
     if settings.vectorization == "async":
-        return AsyncVectorEnv([partial(_in_worker, build)] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+        return WorkerVectorEnv([build] * num_envs, settings.worker_timeout)
     return SyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
-
-
-def _in_worker(build: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
-    """Build an environment in a worker process, which leaves Ctrl-C to the process that steers it."""
-    if multiprocessing.parent_process() is not None:  # AsyncVectorEnv also builds one here, to read its spaces
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return build()
 
 
 def space_spec(env: gym.Env[Any, Any], goals: GoalFunctions | None = None) -> SpaceSpec:

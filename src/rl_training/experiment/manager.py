@@ -15,10 +15,12 @@ from rl_training.experiment.registry import recipe_for
 from rl_training.experiment.report import write_report
 from rl_training.runtime import assembly as runs
 from rl_training.runtime.callbacks import Callback, ProgressCallback
-from rl_training.runtime.checkpointing import find_checkpoint, read_manifest
+from rl_training.runtime.checkpoint_files import read_manifest
+from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.outcome import read_result
 
 EVALUATION_SEED = 10_000
 """Seed of evaluations after training, apart from the episodes by which the best checkpoint was chosen."""
@@ -42,6 +44,22 @@ def train_experiment(
     )
     _report(result)
     return result
+
+
+def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_bar: bool = False) -> TrainResult:
+    """Go on with the run of this configuration below its ``output_dir``, or start one where there is none.
+
+    For schedulers that run the same command again. A run that is finished is returned as it ended.
+    """
+    found = _runs_of(config)
+    for run_dir in found:
+        result = read_result(run_dir)
+        if result is not None and result.status in ("completed", "stopped"):
+            return result
+    for run_dir in found:
+        if CheckpointStore(run_dir).candidates([]):  # there is none where it ended before its first
+            return resume_experiment(run_dir, progress_bar=progress_bar)
+    return train_experiment(config, name=name, progress_bar=progress_bar)
 
 
 def resume_experiment(
@@ -92,6 +110,22 @@ def evaluate_experiment(
     if recorder is not None:
         answer["videos"] = [str(file) for file in recorder.write()]
     return answer
+
+
+def _runs_of(config: TrainConfig) -> list[Path]:
+    """Return the runs below ``output_dir`` that have this configuration, wherever that folder was, newest first."""
+    recipe = recipe_for(config.algo)
+    wanted = runs.complete_config(recipe, config).model_dump(mode="json", exclude={"output_dir"})
+    found = []
+    for file in config.output_dir.glob("*/config.yaml"):
+        try:
+            # Completed as well: a version since may have brought settings that the file does not know.
+            kept = runs.complete_config(recipe, load_config(file))
+        except ConfigError:
+            continue
+        if kept.model_dump(mode="json", exclude={"output_dir"}) == wanted:
+            found.append(file.parent)
+    return sorted(found, key=lambda run_dir: run_dir.stat().st_mtime_ns, reverse=True)
 
 
 def _report(result: TrainResult) -> None:

@@ -113,8 +113,13 @@ def adopt_policy(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
     own = actor.state_dict()
     squashed = isinstance(actor, SquashedGaussianActor)
     size = len(own["mlp.output.bias"]) // (2 if squashed else 1)
+    outputs = len(other["mlp.output.bias"])
+    if outputs not in (size, 2 * size) or len(other.get("log_std", own["mlp.output.bias"][:size])) != size:
+        raise ValueError(f"the other policy has {outputs} outputs: expected {size} actions, as here")
     new = dict(own)
-    for name in (name for name in own if name.startswith("mlp.")):
+    for name in {**own, **other}:
+        if not name.startswith("mlp."):
+            continue
         value = other.get(name)
         if value is not None and name.startswith("mlp.output."):
             mean, deviation = value[..., :size], value[..., size:]
@@ -122,11 +127,10 @@ def adopt_policy(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
                 constant = other.get("log_std", torch.full((size,), _ADOPTED_LOG_STD, device=value.device))
                 deviation = constant if name.endswith("bias") else torch.zeros_like(mean)
             value = torch.cat([mean, deviation], dim=-1) if squashed else mean
-        if value is None or value.shape != own[name].shape:
-            found = "nothing" if value is None else list(value.shape)
-            raise ValueError(
-                f"{name} is {found} there and {list(own[name].shape)} here: expected the same hidden_sizes"
-            )
+        there = None if value is None else list(value.shape)
+        here = list(own[name].shape) if name in own else None
+        if value is None or there != here:
+            raise ValueError(f"{name} is {there} there and {here} here: expected the same hidden_sizes")
         new[name] = value
     if "log_std" in own:
         new["log_std"] = other.get("log_std", torch.full_like(own["log_std"], _ADOPTED_LOG_STD))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Sequence
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,17 @@ from rl_training.data import TransitionDataset
 from rl_training.data.mixture import Mixture
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
-from rl_training.runtime.checkpointing import CheckpointStore, read_checkpoint
+from rl_training.runtime.checkpoint_files import read_checkpoint
+from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.experience import build_parts
 from rl_training.runtime.initialization import initialize
-from rl_training.runtime.interrupts import stop_on_signals
 from rl_training.runtime.logging import MetricsLogger
+from rl_training.runtime.machine import machine_facts, package_version
+from rl_training.runtime.outcome import run_to_end
 from rl_training.runtime.recipe import OnlineSettings, Recipe
+from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import SpaceSpec
 
@@ -40,11 +41,10 @@ def train(
     dataset: TransitionDataset | None = None,
 ) -> TrainResult:
     """Train from the start in a new folder below ``config.output_dir``; a ``dataset`` replaces the one named there."""
-    settings = recipe.settings(config)
-    # The file that is kept has every default written out, so that a run means the same under later versions.
-    config = config.model_copy(update={"algo_kwargs": settings.model_dump(mode="json")})
+    config, settings = complete_config(recipe, config), recipe.settings(config)
     trainer, run_dir = _assemble(recipe, config, settings, callbacks, dataset, run_name=run_name)
-    return _run(trainer, run_dir)
+    with lock_run(run_dir):
+        return run_to_end(trainer, run_dir)
 
 
 def resume(
@@ -53,8 +53,14 @@ def resume(
     """Go on with a run where its latest checkpoint stands; one on a ``dataset`` in memory needs it again."""
     config = load_config(run_dir / "config.yaml")
     trainer, _ = _assemble(recipe, config, recipe.settings(config), callbacks, dataset, run_dir=run_dir)
-    trainer.restore()
-    return _run(trainer, run_dir)
+    with lock_run(run_dir):
+        trainer.restore()
+        return run_to_end(trainer, run_dir)
+
+
+def complete_config(recipe: Recipe, config: TrainConfig) -> TrainConfig:
+    """Write every default out: a run's kept configuration then means the same under later versions."""
+    return config.model_copy(update={"algo_kwargs": recipe.settings(config).model_dump(mode="json")})
 
 
 def build_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learner:
@@ -92,20 +98,12 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def package_version() -> str:
-    """Return the installed version of this package."""
-    try:
-        return version("rl-training")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _assemble(
     recipe: Recipe,
     config: TrainConfig,
     settings: Any,
     callbacks: Sequence[Callback],
-    dataset: TransitionDataset | None,
+    dataset: TransitionDataset | None = None,
     *,
     run_name: str | None = None,
     run_dir: Path | None = None,
@@ -146,32 +144,11 @@ def _assemble(
             "package_version": package_version(),
             "config": config.model_dump(mode="json"),
             "spec": parts.learner.spec.to_json(),
+            "machine": machine_facts(parts.learner.device),
         },
         callbacks=[*early, *callbacks],
     )
     return trainer, run_dir
-
-
-def _run(trainer: Trainer, run_dir: Path) -> TrainResult:
-    with stop_on_signals(trainer.state):
-        trainer.run()
-    state = trainer.state
-    if state.update_count == 0 and not state.interrupted:
-        warnings.warn(
-            f"nothing was learned: {state.global_step} steps brought no update (no episode was complete, or"
-            " learning_starts, train_frequency and gradient_updates_per_step asked for none)",
-            stacklevel=3,
-        )
-    reason = state.stop_reason or "unknown"
-    status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
-    metrics = dict(state.last_evaluation)
-    if state.best_score is not None:
-        best_success, metrics["best/mean_reward"] = state.best_score
-        if "eval/success_rate" in metrics:
-            metrics["best/success_rate"] = best_success
-    result = TrainResult(run_dir, status, reason, state.global_step, state.update_count, metrics)
-    (run_dir / "result.json").write_text(json.dumps(result.to_json(), indent=1) + "\n")
-    return result
 
 
 def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:

@@ -1,42 +1,30 @@
-"""Checkpoints: complete, without pickle, and never half-written.
+"""Checkpoints of a run: complete, without pickle, and never half-written.
 
-A run's ``checkpoints/<step>-<updates>/`` holds ``manifest.json`` and a safetensors file for each part of the state
-(``learner``, ``collector``, …); the files ``latest`` and ``best`` beside it name one each. Replay rows lie in
-``replay/`` as immutable segments that checkpoints share, so that a checkpoint costs what is new since the last one.
-Everything is written under a temporary name, flushed and renamed; the manifest carries sizes and checksums.
+A run's ``checkpoints/<step>-<updates>/`` are the checkpoints; the files ``latest`` and ``best`` beside them name one
+each. Replay rows lie in ``replay/`` as immutable segments that checkpoints share, so that a checkpoint costs what is
+new since the last one. Everything is written under a temporary name, flushed and renamed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import secrets
 import shutil
-from collections.abc import Callable
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from rl_training.data.row_ring import RowRing
-from rl_training.errors import CheckpointError
-
-FORMAT_VERSION = 1
-
-_MANIFEST: dict[str, type] = {
-    "config": dict,
-    "spec": dict,
-    "global_step": int,
-    "update_count": int,
-    "files": dict,
-    "segments": list,
-    "state": dict,
-}
+from rl_training.errors import CheckpointError, DamagedCheckpointError
+from rl_training.runtime.checkpoint_files import (
+    read_checkpoint,
+    read_manifest,
+    read_tensors,
+    sync_folder,
+    verify_file,
+    write_checkpoint,
+    write_pointer,
+    write_tensors,
+)
 
 
 class Replay(Protocol):
@@ -57,6 +45,8 @@ class CheckpointStore:
         self.folder, self.segment_folder = run_dir / "checkpoints", run_dir / "replay"
         self.keep = keep
         self._segments: list[dict[str, Any]] = []
+        self._best: str | None = None
+        self._taken: Path | None = None
 
     def save(self, state: dict[str, Any], about: dict[str, Any], replay: Replay | None, *, best: bool = False) -> Path:
         """Write a checkpoint and point ``latest`` (and ``best``) at it.
@@ -71,36 +61,78 @@ class CheckpointStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.segment_folder.mkdir(exist_ok=True)
+            if best:
+                self._best = path.name
             if not path.exists():
                 if replay is not None:
                     self._write_segment(replay)
-                self._write_checkpoint(path, state, about)
+                    about = {**about, "oldest_row": replay.oldest_row}
+                write_checkpoint(path, state, {**about, "best": self._best, "segments": self._segments})
             for name in ["latest", "best"] if best else ["latest"]:
-                _write_atomically(self.folder / name, lambda file: file.write_text(path.name + "\n"))
+                write_pointer(self.folder / name, path.name)
             self._prune()
         except OSError as error:
+            self._remove_unfinished()  # what little room there is belongs to the checkpoints that are complete
             raise CheckpointError(f"{path}: checkpoint not written, earlier ones are intact: {error}") from error
         return path
 
     def take_up(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state and the manifest of ``latest``; checkpoints beyond it are of a future that was given up."""
-        if not self.folder.is_dir():
-            raise CheckpointError(f"{self.folder.parent}: there is no checkpoint to resume from")
-        taken = resolve_checkpoint(self.folder)
-        manifest, state = read_checkpoint(taken)
-        self._segments = manifest["segments"]
-        for path in self.folder.iterdir():
-            if path.is_dir() and path.name.lstrip(".") > taken.name:
-                shutil.rmtree(path)
-        return state, manifest
+        """Return state and manifest of ``latest`` or, where that is damaged, of the newest intact one before it.
+
+        Nothing on the disk is changed; ``settle`` does that once the state turned out to fit.
+        """
+        damage: list[str] = []
+        for path in self.candidates(damage):
+            try:
+                manifest, state = read_whole(path)
+            except DamagedCheckpointError as error:
+                damage.append(str(error))
+                continue
+            if damage:
+                warnings.warn(f"{'; '.join(damage)}; going on from {path.name}, the newest intact one", stacklevel=3)
+            self._segments, self._taken, self._best = manifest["segments"], path, manifest.get("best")
+            return state, manifest
+        reasons = f": {'; '.join(damage)}" if damage else ""
+        raise CheckpointError(f"{self.folder.parent}: there is no checkpoint to resume from{reasons}")
+
+    def settle(self) -> None:
+        """Make the folder that of the checkpoint taken up: what is beyond it is damaged, or a future given up."""
+        if self._taken is None:
+            return
+        try:
+            for path in self.folder.iterdir():
+                if path.is_dir() and path.name.lstrip(".") > self._taken.name:
+                    shutil.rmtree(path)
+            write_pointer(self.folder / "latest", self._taken.name)
+            best = self.folder / Path(str(self._best)).name if self._best else _pointer(self.folder, "best")
+            if best is not None and (best / "manifest.json").is_file():
+                self._best = best.name
+                write_pointer(self.folder / "best", best.name)
+            else:  # the run will reach it again
+                (self.folder / "best").unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot be written to: {error}") from error
 
     def load_rows(self, ring: RowRing) -> None:
-        """Put the rows of the checkpoint that was just loaded back into the buffer."""
+        """Put the rows of the checkpoint that was just taken up back into the buffer."""
         for segment in self._segments:
-            rows = _read_tensors(self.segment_folder / segment["name"], segment)["rows"]
+            rows = read_tensors(self._segment_file(segment))["rows"]
             # A long segment may reach back beyond what the ring holds.
             skip = max(0, ring.written - ring.capacity - segment["first"])
             ring.write(segment["first"] + skip, rows[skip:])
+
+    def candidates(self, damage: list[str]) -> list[Path]:
+        """Return the checkpoints that may be resumed from, newest first; what is wrong is added to ``damage``."""
+        if not self.folder.is_dir():
+            return []
+        folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        latest = _pointer(self.folder, "latest")
+        if latest is None and (self.folder / "latest").exists():  # after the very first one it may be missing
+            damage.append(f"{self.folder / 'latest'}: names no checkpoint")
+        return [path for path in reversed(folders) if latest is None or path <= latest]
+
+    def _segment_file(self, segment: dict[str, Any]) -> Path:
+        return self.segment_folder / Path(segment["name"]).name
 
     def _write_segment(self, replay: Replay) -> None:
         """Write the rows that no segment holds yet, and forget the segments that are no longer needed."""
@@ -110,31 +142,11 @@ class CheckpointStore:
         if first == written:
             return
         # A name of its own even for the same rows: a run resumed from an older checkpoint writes other rows 7 to 9.
+        # No other name is needed until it is complete: it counts once a manifest lists it.
         name = f"{first}-{written}-{secrets.token_hex(4)}.safetensors"
-        rows = replay.ring.read(first, written)
-        entry = _write_tensors(self.segment_folder / name, {"rows": rows})
+        entry = write_tensors(self.segment_folder / name, {"rows": replay.ring.read(first, written)})
+        sync_folder(self.segment_folder)
         self._segments.append({"name": name, "first": first, "last": written, **entry})
-
-    def _write_checkpoint(self, path: Path, state: dict[str, Any], about: dict[str, Any]) -> None:
-        temporary = path.with_name(f".{path.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        files, skeleton = {}, {}
-        for part, tree in state.items():
-            tensors: dict[str, Tensor] = {}
-            skeleton[part] = _take_tensors(tree, tensors, "")
-            files[part] = _write_tensors(temporary / f"{part}.safetensors", tensors)
-        manifest = {
-            "format_version": FORMAT_VERSION,
-            **about,
-            "files": files,
-            "segments": self._segments,
-            "state": skeleton,
-        }
-        text = json.dumps(manifest)
-        _write_atomically(temporary / "manifest.json", lambda file: file.write_text(text))
-        os.rename(temporary, path)
-        _sync(path.parent)
 
     def _prune(self) -> None:
         """Remove what is beyond ``keep``, except what ``best`` and ``latest`` name, and segments nobody lists."""
@@ -144,10 +156,26 @@ class CheckpointStore:
         for path in complete:
             if path not in kept:
                 shutil.rmtree(path)
-        listed = {segment["name"] for path in kept for segment in read_manifest(path)["segments"]}
+        listed = {segment["name"] for path in kept for segment in _listed_segments(path)}
         for segment_file in self.segment_folder.iterdir():
             if segment_file.name not in listed:
                 segment_file.unlink()
+
+    def _remove_unfinished(self) -> None:
+        """Remove the folders and pointers that a write left under their temporary names."""
+        for path in self.folder.glob(".*.tmp"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest and the state of a run's checkpoint, after verifying its replay segments, too."""
+    manifest, state = read_checkpoint(path)
+    for segment in manifest["segments"]:
+        verify_file(path.parents[1] / "replay" / Path(segment["name"]).name, segment)
+    return manifest, state
 
 
 def resolve_checkpoint(folder: Path, name: str = "latest") -> Path:
@@ -170,114 +198,20 @@ def find_checkpoint(path: Path, prefer: str = "best") -> Path:
     return resolve_checkpoint(folder, prefer if _pointer(folder, prefer) else "latest")
 
 
-def read_checkpoint(path: Path, part: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the manifest and the state of one checkpoint, checksums verified; ``part`` reads only that part."""
-    manifest = read_manifest(path)
-    if part is not None and part not in manifest["state"]:
-        raise CheckpointError(f"{path / 'manifest.json'}: there is no part {part!r}")
-    parts = manifest["state"] if part is None else {part: manifest["state"][part]}
-    return manifest, {
-        name: _put_tensors(tree, _read_tensors(path / f"{name}.safetensors", manifest["files"][name]))
-        for name, tree in parts.items()
-    }
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of one checkpoint, or say why this version cannot read it."""
+def _listed_segments(path: Path) -> list[dict[str, Any]]:
+    """Return the segments of a checkpoint; of one that is damaged nothing can be restored, so it needs none."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / 'manifest.json'}: cannot be read: {error}") from None
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{path / 'manifest.json'}: expected an object, found {type(manifest).__name__}")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path}: format {manifest.get('format_version')!r}, this version reads format {FORMAT_VERSION}"
-            f" (written by rl-training {manifest.get('package_version', 'unknown')})"
-        )
-    for key, kind in _MANIFEST.items():
-        if not isinstance(manifest.get(key), kind):
-            raise CheckpointError(f"{path / 'manifest.json'}: {key!r} is missing or not of type {kind.__name__}")
-    for entry in [*manifest["files"].values(), *manifest["segments"]]:
-        if not isinstance(entry, dict) or not {"bytes", "sha256"} <= entry.keys():
-            raise CheckpointError(f"{path / 'manifest.json'}: an entry of files or segments is not complete")
-    if manifest["files"].keys() != manifest["state"].keys():
-        raise CheckpointError(f"{path / 'manifest.json'}: files and state do not list the same parts")
-    return manifest
+        segments: list[dict[str, Any]] = read_manifest(path)["segments"]
+    except CheckpointError:
+        return []
+    return segments
 
 
 def _pointer(folder: Path, name: str) -> Path | None:
     """Return the folder a pointer file names, if there is one."""
     try:
-        target = folder / Path((folder / name).read_text().strip()).name
-    except (OSError, UnicodeDecodeError):
+        target = Path((folder / name).read_text(encoding="utf-8").strip()).name
+        found = target not in ("", "..") and (folder / target).is_dir()
+    except (OSError, ValueError):
         return None
-    return target if target.is_dir() else None
-
-
-def _take_tensors(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Move the tensors and arrays of a tree into ``tensors``, leaving marks, so that the rest is JSON."""
-    if isinstance(tree, dict):
-        return {
-            key: _take_tensors(value, tensors, f"{path}/{key}" if path else str(key)) for key, value in tree.items()
-        }
-    if isinstance(tree, np.ndarray):
-        tensors[path] = torch.from_numpy(tree)
-        return {"__array__": path}
-    if isinstance(tree, Tensor):
-        tensors[path] = tree
-        return {"__tensor__": path}
-    return tree
-
-
-def _put_tensors(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    for mark in ("__tensor__", "__array__"):
-        if mark in tree:
-            tensor = tensors.get(tree[mark])
-            if tensor is None:
-                raise CheckpointError(f"tensor {tree[mark]!r} is in the manifest and not in its file")
-            return tensor if mark == "__tensor__" else tensor.numpy()
-    return {key: _put_tensors(value, tensors) for key, value in tree.items()}
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Write a safetensors file and return its size and checksum."""
-    contiguous = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    _write_atomically(path, lambda file: save_file(contiguous, file))
-    return {"bytes": path.stat().st_size, "sha256": _checksum(path)}
-
-
-def _read_tensors(path: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
-    try:
-        if path.stat().st_size != entry["bytes"] or _checksum(path) != entry["sha256"]:
-            raise CheckpointError(f"{path}: damaged, its size or checksum is not the manifest's")
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
-    _sync(temporary)
-    os.replace(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return folder / target if found else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
@@ -15,10 +17,15 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner
 from rl_training.config import Settings
 from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
+from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.errors import WorkerError
+from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.schedules import Schedule
 from rl_training.types import Observation, SpaceSpec
 
 Array = NDArray[Any]
+
+_NO_REWARD = np.zeros(0)
 
 
 class ExplorationSettings(Settings):
@@ -87,6 +94,16 @@ class Collector:
 
     def step(self, progress: float, random: bool) -> Transition:
         """Take one step everywhere. ``random`` ignores the policy, ``progress`` (0 to 1) moves the schedules."""
+        if not isinstance(self.envs, WorkerVectorEnv):
+            return self._step(progress, random)
+        undo = self._undo()
+        try:
+            return self._step(progress, random)
+        except WorkerError:
+            undo()  # the run is saved as it was before this step, and can go on from there as if nothing had happened
+            raise
+
+    def _step(self, progress: float, random: bool) -> Transition:
         if self._observations is None:
             self._observations = self._reset(np.ones(self.num_envs, bool))
         observations = self._observations
@@ -97,7 +114,9 @@ class Collector:
             hindsight = {**observations, "desired_goal": observations["achieved_goal"]}
             self.learner.observe(torch.from_numpy(self._flat(hindsight)).to(self.learner.device))
         actions = random_actions(self.spec, self.rng, self.num_envs) if random else self._explore(inputs, progress)
+        require_finite_actions(actions, self.learner)
         next_observations, rewards, terminated, truncated, infos = self.envs.step(self.spec.to_env(actions))
+        require_finite_step(next_observations, rewards)
         for index in range(self.num_envs):
             self._actions[index].append(actions[index])
         self._returns += rewards
@@ -162,6 +181,24 @@ class Collector:
             actions = np.where(chosen[:, None], random_actions(self.spec, self.rng, self.num_envs), actions)
         return actions
 
+    def _undo(self) -> Callable[[], None]:
+        """Return a function that takes back whatever a step has changed by the time a worker is lost."""
+        learner = self.learner
+        random_states = self.rng.bit_generator.state, learner.generator.get_state()
+        normalizer = None if learner.normalizer is None else copy.deepcopy(learner.normalizer.state_dict())
+        counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
+        episodes = [(actions, len(actions)) for actions in self._actions]
+
+        def undo() -> None:
+            self.rng.bit_generator.state = random_states[0]
+            learner.generator.set_state(random_states[1])
+            if learner.normalizer is not None and normalizer is not None:
+                learner.normalizer.load_state_dict(normalizer)
+            self._observations, self._episodes, self._returns, self.finished = counts
+            self._actions = [actions[:length] for actions, length in episodes]
+
+        return undo
+
     def _finish(self, done: Array, infos: dict[str, Any]) -> None:
         """Record the episodes that ended and start the next ones."""
         for index in np.flatnonzero(done):
@@ -176,6 +213,7 @@ class Collector:
         """Reset the environments in ``mask``, each with the seed of its episode; the others' observations stay."""
         seeds = [episode_seed(self.seed, index, int(episode)) for index, episode in enumerate(self._episodes)]
         observations, _ = self.envs.reset(seed=cast(Any, seeds), options={"reset_mask": mask})
+        require_finite_step(observations, _NO_REWARD)
         return observations  # type: ignore[no-any-return]
 
     def _replay_open_episodes(self) -> Observation:

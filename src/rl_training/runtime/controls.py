@@ -140,7 +140,7 @@ class TrainResult:
 
     run_dir: Path
     status: str
-    """``completed``, ``stopped`` (early stopping) or ``interrupted`` (a signal)."""
+    """``completed``, ``stopped`` (early stopping), ``interrupted`` (a signal) or ``failed``."""
     stop_reason: str
     global_step: int
     update_count: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
@@ -23,6 +24,8 @@ from rl_training.runtime.random_play import play_at_random
 from rl_training.runtime.recipe import OnlineSettings, Recipe
 from rl_training.runtime.schedules import Schedule
 from rl_training.types import SpaceSpec
+
+_PRIOR = 2**22  # the place of prior data among the seeds
 
 Prior = TransitionDataset | HindsightDataset
 Replay = ReplayBuffer | HERReplayBuffer
@@ -73,7 +76,9 @@ def build_parts(
     transform = None if recipe.hindsight else settings.reward_transform(dataset)
     prior = None
     if dataset is not None:
-        prior = _prior(dataset, learner, goals, settings, transform, config.seed)
+        # A stream of its own: the replay buffer draws with the run's seed.
+        seed = int(np.random.SeedSequence([config.seed, _PRIOR]).generate_state(1)[0])
+        prior = _prior(dataset, learner, goals, settings, transform, seed)
         for part in torch.split(prior.policy_observations(), 65_536):
             learner.observe(part)
     if not online or env_id is None:

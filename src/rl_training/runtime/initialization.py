@@ -11,7 +11,8 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.runtime.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.runtime.checkpoint_files import read_checkpoint
+from rl_training.runtime.checkpointing import find_checkpoint
 from rl_training.runtime.controls import InitSettings
 
 

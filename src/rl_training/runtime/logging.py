@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,10 @@ class MetricsLogger:
             self._rows = [row for row in read_metrics(self.path) if (row[STEP], row[UPDATES]) <= resume_at]
         for row in self._rows:
             self._add_columns(row)
-        self._rewrite()
         purge = None if resume_at is None else resume_at[0] + 1
-        self._tensorboard = SummaryWriter(str(self.path.parent), purge_step=purge)
+        with self._explained():
+            self._rewrite()
+            self._tensorboard = SummaryWriter(str(self.path.parent), purge_step=purge)
 
     def record(self, metrics: dict[str, float]) -> None:
         """Add values to the row that the next ``flush`` writes."""
@@ -41,23 +44,31 @@ class MetricsLogger:
         """Write what was recorded as one row and return it."""
         row, self._pending = {STEP: global_step, UPDATES: update_count, **self._pending}, {}
         self._rows.append(row)
-        try:
+        with self._explained():
             if self._add_columns(row):
                 self._rewrite()
             else:
                 with self.path.open("a", newline="") as file:
                     csv.DictWriter(file, self._columns).writerow(row)
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: metrics cannot be written: {error}") from error
-        for name, value in row.items():
-            if name not in (STEP, UPDATES):
-                self._tensorboard.add_scalar(name, value, global_step)
+            for name, value in row.items():
+                if name not in (STEP, UPDATES):
+                    self._tensorboard.add_scalar(name, value, global_step)
         return row
 
     def close(self) -> None:
         """Close the logs."""
         if self._tensorboard is not None:
-            self._tensorboard.close()
+            # Events that do not fit on the disk any more are no reason to fail: metrics.csv has the same values.
+            with contextlib.suppress(OSError):
+                self._tensorboard.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what a full or vanished disk raises into an error that names the file."""
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: metrics cannot be written: {error}") from error
 
     def _add_columns(self, row: dict[str, float]) -> bool:
         new = [name for name in row if name not in self._columns]

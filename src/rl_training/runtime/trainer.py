@@ -21,6 +21,7 @@ from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import CollectionSettings, LoopSettings, PriorSettings, TrainerState
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.types import Batch, Metrics
 
@@ -82,7 +83,7 @@ class Trainer:
         self._update = accelerated_update(learner)
         self._train_metrics: Metrics = {}
         self._restored_at: tuple[int, int] | None = None
-        self._saved = False
+        self._saved_at: tuple[int, int] | None = None
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
 
     def run(self) -> None:
@@ -94,7 +95,7 @@ class Trainer:
             callback.on_training_start(self)
         try:
             if self._starts_trained and self._restored_at is None:
-                self._report_and_save(evaluating=True)  # what is handed over, before the first step changes it
+                self._report_and_save(handing_over=True)  # what is handed over, before the first step changes it
             while not self.state.should_stop:
                 before, pretraining = self._position, self.pretraining
                 if not pretraining:
@@ -104,9 +105,9 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.on_step(self)
                 handing_over = pretraining and not self.pretraining
-                self._report_and_save(before, evaluating=handing_over)
-            if self.state.interrupted and not self._saved:
-                self.save()  # the signal came before the first step
+                self._report_and_save(before, handing_over=handing_over)
+            if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
+                self.save()  # the signal came before the first step, or after this one had been reported
         finally:
             for callback in self.callbacks:
                 callback.on_training_end(self)
@@ -132,6 +133,7 @@ class Trainer:
             edited = differences(manifest["config"], self.about["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
+        self.store.settle()
         self._restored_at = (self.state.global_step, self.state.update_count)
         if changed and self.replay is not None:
             for index in changed:
@@ -226,21 +228,29 @@ class Trainer:
         if reason is not None and (not self.state.should_stop or self.state.interrupted):
             self.state.should_stop, self.state.stop_reason = True, reason
 
-    def _report_and_save(self, before: int | None = None, *, evaluating: bool = False) -> None:
-        """Evaluate, log and checkpoint where an interval was completed since ``before``, and always at the end."""
+    def _report_and_save(self, before: int | None = None, *, handing_over: bool = False) -> None:
+        """Evaluate, log and checkpoint where an interval was completed since ``before``, and always at the end.
+
+        So it is where a policy that was trained before takes its first step.
+        """
         settings, state = self.settings, self.state
         # An interrupted run reports nothing of its own: once resumed, its log is that of a run that never stopped.
         finishing = state.should_stop and not state.interrupted
-        evaluating = evaluating or finishing or self._crossed(before, settings.eval_interval)
+        evaluating = handing_over or finishing or self._crossed(before, settings.eval_interval)
+        logging = evaluating or self._crossed(before, settings.log_interval)
+        saving = handing_over or self._crossed(before, settings.checkpoint_interval)
+        if logging or saving or state.should_stop:
+            require_finite_learner(self.learner, self._train_metrics)
         is_best = evaluating and self.evaluator is not None and self._evaluate(self.evaluator)
-        if evaluating or self._crossed(before, settings.log_interval):
+        if logging:
             self._log()
-        if state.should_stop or is_best or self._crossed(before, settings.checkpoint_interval):
+        if saving or is_best or state.should_stop:
             self.save(best=is_best)
 
     def _evaluate(self, evaluator: Evaluator) -> bool:
         """Evaluate and return whether this is the best policy so far."""
         metrics = evaluator.run(self.learner)
+        require_finite_metrics(metrics)
         state = self.state
         state.last_evaluation = metrics
         self.logger.record(metrics)
@@ -258,6 +268,11 @@ class Trainer:
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint of everything ``restore`` needs."""
+        self.store.save(*self.snapshot(), self.replay, best=best)
+        self._saved_at = (self.state.global_step, self.state.update_count)
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state, without replay rows, and what a manifest says about it."""
         state = {
             "learner": self.learner.training_state(),
             "experience": self.experience.state_dict(with_rows=False),
@@ -269,8 +284,7 @@ class Trainer:
             },
         }
         counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
-        self.store.save(state, {**self.about, **counters}, self.replay, best=best)
-        self._saved = True
+        return state, {**self.about, **counters}
 
     def _named_callbacks(self) -> dict[str, Callback]:
         return {f"{index}-{type(callback).__name__}": callback for index, callback in enumerate(self.callbacks)}

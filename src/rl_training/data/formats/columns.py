@@ -151,7 +151,8 @@ def _marked_ends(mark: str, values: Array, length: int, where: str) -> Array:
         ends[:-1] = values[1:] != values[:-1] if mark == "episode_index" else values[1:].astype(bool)
         ends[-1:] = True
         return ends
-    rows = values.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # beyond what an integer holds is outside the rows, too
+        rows = values.astype(np.int64)
     if mark == "episode_lengths":
         if (rows < 0).any() or rows.sum() != length:
             raise DatasetError(f"{where}: {mark} adds up to {rows.sum():,} rows; expected {length:,}")

@@ -1,0 +1,188 @@
+"""Proof, on a user's own run, that resuming it is exact."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.config import TrainConfig, differences, parse_config
+from rl_training.envs.factory import make_env
+from rl_training.envs.goals import flatten_goal_observation
+from rl_training.errors import CheckpointError, DamagedCheckpointError
+from rl_training.experiment.registry import recipe_for
+from rl_training.runtime import assembly as runs
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpoint_files import read_manifest
+from rl_training.runtime.checkpointing import CheckpointStore, read_whole, resolve_checkpoint
+from rl_training.runtime.comparison import full_state, state_differences, state_hash
+from rl_training.runtime.controls import INTERRUPTED
+from rl_training.runtime.trainer import Trainer
+
+_STRETCH = 400
+"""Steps that are run twice where two checkpoints cannot be compared."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of running part of a run again."""
+
+    run_dir: Path
+    method: str
+    """``checkpoints``: from one to the next again; ``stretch``: beyond the newest one, straight and with a stop."""
+    start: str
+    """The checkpoint that was resumed."""
+    end: str
+    """Where the two states were compared."""
+    sha256: str
+    """Of the state that was expected: weights, optimisers, replay, counters, generators."""
+    differences: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def grade(self) -> str:
+        """``exact`` or ``different``."""
+        return "different" if self.differences else "exact"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {"run_dir": str(self.run_dir), "grade": self.grade, **{**asdict(self), "run_dir": str(self.run_dir)}}
+
+
+def verify_run(run_dir: Path) -> Verification:
+    """Resume a copy of a run from its last checkpoint but one and compare what comes of it with the last one.
+
+    Where there are not two of one configuration, both sides are made: a stretch beyond the newest checkpoint is run
+    straight, and with a stop and a resume in the middle. The run itself is only read.
+    """
+    newest = _newest_intact(run_dir)
+    if len(newest) == 2:
+        end, start = newest
+        before, after = read_manifest(start), read_manifest(end)
+        if not differences(before["config"], after["config"]) and before["global_step"] < after["global_step"]:
+            return _between(run_dir, start, end)
+    return _beyond(run_dir, newest[0])
+
+
+def _between(run_dir: Path, start: Path, end: Path) -> Verification:
+    manifest = read_manifest(end)
+    config = parse_config(manifest["config"], where=str(end))
+    with tempfile.TemporaryDirectory(prefix="rl-training-verify-") as folder:
+        copy = _copy(run_dir, start, config, Path(folder))
+        _go_on(copy, config, manifest["global_step"], manifest["update_count"])
+        again = resolve_checkpoint(copy / "checkpoints")
+        expected, found = full_state(end), full_state(again)
+        unlike = state_differences(expected, found)
+        reasons = _reasons(config, manifest, read_manifest(again)) if unlike else []
+    return Verification(
+        run_dir, "checkpoints", start.name, end.name, state_hash(expected), tuple(unlike), tuple(reasons)
+    )
+
+
+def _beyond(run_dir: Path, start: Path) -> Verification:
+    manifest = read_manifest(start)
+    step, config = manifest["global_step"], parse_config(manifest["config"], where=str(start))
+    # Both sides share this budget, so a run that is finished can be followed a little further.
+    budget = {"total_timesteps": step + max(_STRETCH, 2 * config.num_envs)}
+    config = config.model_copy(update={**budget, "algo_kwargs": {**config.algo_kwargs, "max_updates": None}})
+    with tempfile.TemporaryDirectory(prefix="rl-training-verify-") as folder:
+        straight, broken = (_copy(run_dir, start, config, Path(folder) / name) for name in ("straight", "broken"))
+        _go_on(straight, config)
+        _go_on(broken, config, step + (config.total_timesteps - step) // 2)
+        _go_on(broken, config)
+        end, again = (resolve_checkpoint(copy / "checkpoints") for copy in (straight, broken))
+        expected, found = full_state(end), full_state(again)
+        unlike = state_differences(expected, found)
+        reasons = _reasons(config, read_manifest(end), read_manifest(again)) if unlike else []
+        return Verification(
+            run_dir, "stretch", start.name, end.name, state_hash(expected), tuple(unlike), tuple(reasons)
+        )
+
+
+class _StopAt(Callback):
+    """Stops a run as a signal would, once it has come as far as a checkpoint."""
+
+    def __init__(self, global_step: int, update_count: int) -> None:
+        self.target = (global_step, update_count)
+
+    def on_step(self, trainer: Trainer) -> None:
+        if trainer.state.global_step >= self.target[0] and trainer.state.update_count >= self.target[1]:
+            trainer.state.stop(f"{INTERRUPTED} by verification")
+
+
+def _go_on(copy: Path, config: TrainConfig, step: int | None = None, updates: int = 0) -> None:
+    """Resume a copy until it is done, or has come to ``step``."""
+    stop = [] if step is None else [_StopAt(step, updates)]
+    result = runs.resume(recipe_for(config.algo), copy, callbacks=stop)
+    if result.status == "interrupted" and "verification" not in result.stop_reason:
+        raise KeyboardInterrupt  # a signal: it was meant for the verification
+
+
+def _newest_intact(run_dir: Path) -> list[Path]:
+    """Return up to two checkpoints, the newest first."""
+    found: list[Path] = []
+    damage: list[str] = []
+    for path in CheckpointStore(run_dir).candidates(damage):
+        try:
+            read_whole(path)
+        except DamagedCheckpointError as error:
+            damage.append(str(error))
+            continue
+        found.append(path)
+        if len(found) == 2:
+            break
+    if not found:
+        raise CheckpointError(f"{run_dir}: there is no checkpoint to verify{': ' if damage else ''}{'; '.join(damage)}")
+    return found
+
+
+def _copy(run_dir: Path, checkpoint: Path, config: TrainConfig, target: Path) -> Path:
+    """Make a run folder that stands at ``checkpoint``; the replay segments, which never change, are linked."""
+    folder, replay = target / "checkpoints", target / "replay"
+    folder.mkdir(parents=True)
+    replay.mkdir()
+    shutil.copytree(checkpoint, folder / checkpoint.name)
+    (folder / "latest").write_text(checkpoint.name + "\n")
+    for segment in read_manifest(checkpoint)["segments"]:
+        name = Path(segment["name"]).name
+        (replay / name).symlink_to((run_dir / "replay" / name).resolve())
+    (target / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    return target
+
+
+def _reasons(config: TrainConfig, then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Say why a run did not repeat itself, as far as that can be found out."""
+    reasons = [
+        f"{key} is {after or 'not there'}, and was {before or 'not there'} when the checkpoint was written"
+        for key, before, after in differences(then.get("machine", {}), now.get("machine", {}))
+    ]
+    if config.env_id is not None and not _repeats(config.env_id, config.env_kwargs, config.seed):
+        reasons.append(f"{config.env_id} is not deterministic: the same seed and actions lead to other observations")
+    return reasons or [
+        "not found: versions, device and threads are the same, and the environment repeats itself over 200 steps"
+    ]
+
+
+def _repeats(env_id: str, env_kwargs: dict[str, Any], seed: int, steps: int = 200) -> bool:
+    """Play the same actions from the same seed twice and return whether the same came of it."""
+    played = []
+    for _ in range(2):
+        env = make_env(env_id, env_kwargs)
+        env.action_space.seed(seed)
+        heard: list[Any] = []
+        try:
+            observation, _ = env.reset(seed=seed)
+            for _ in range(steps):
+                flat = flatten_goal_observation(observation) if isinstance(observation, dict) else observation
+                observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+                heard += [*np.ravel(flat), reward, terminated]
+                if terminated or truncated:
+                    observation, _ = env.reset(seed=seed)
+        finally:
+            env.close()
+        played.append(np.asarray(heard, dtype=np.float64))
+    return np.array_equal(played[0], played[1], equal_nan=True)

@@ -1,0 +1,110 @@
+"""A disk that is full, gone or read-only: one clear error, and every checkpoint that was complete still is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_training import cli
+from rl_training.errors import CheckpointError
+from rl_training.experiment.registry import recipe_for
+from rl_training.runtime import checkpoint_files, checkpointing
+from rl_training.runtime.assembly import resume, train
+from rl_training.runtime.checkpointing import CheckpointStore, resolve_checkpoint
+
+
+def fail_from(monkeypatch: pytest.MonkeyPatch, module: object, name: str, call: int, code: int) -> None:
+    """Let a function fail, as the operating system would, from its n-th call on."""
+    real, calls = getattr(module, name), [0]
+
+    def failing(*arguments, **options):
+        calls[0] += 1
+        if calls[0] >= call:
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, name, failing)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (checkpoint_files, "_write"),
+        (checkpoint_files, "sync_folder"),
+        (checkpoint_files.os, "rename"),
+        (checkpoint_files.os, "replace"),
+        (checkpointing.shutil, "rmtree"),
+    ],
+)
+def test_whatever_fails_earlier_checkpoints_are_intact(tiny_config, monkeypatch, module, name, code):
+    config = tiny_config("ddpg", algo_kwargs={"eval_interval": None})
+    with monkeypatch.context() as patch:
+        # The first checkpoint has 5 files and 2 pointers; what is renamed or removed twice is enough.
+        call = {"_write": 9, "sync_folder": 6, "rename": 2, "replace": 3, "rmtree": 2}[name]
+        fail_from(patch, module, name, call, code)
+        with pytest.raises(CheckpointError, match=os.strerror(code)):
+            train(recipe_for("ddpg"), config)
+    (run_dir,) = config.output_dir.iterdir()
+    state, manifest = CheckpointStore(run_dir).take_up()
+    assert manifest["global_step"] in (100, 200, 300)
+    assert state["trainer"]["state"]["global_step"] == manifest["global_step"]
+    assert not (run_dir / "result.json").exists()
+    assert resume(recipe_for("ddpg"), run_dir).global_step == 300
+
+
+def test_a_failed_write_leaves_no_half_written_files(tiny_config, monkeypatch):
+    config = tiny_config("ddpg", algo_kwargs={"eval_interval": None})
+    with monkeypatch.context() as patch:
+        fail_from(patch, checkpoint_files.os, "fsync", 14, errno.ENOSPC)
+        with pytest.raises(CheckpointError, match=r"earlier ones are intact: .*No space left on device"):
+            train(recipe_for("ddpg"), config)
+    (run_dir,) = config.output_dir.iterdir()
+    assert list(run_dir.rglob(".*.tmp")) == []
+    assert resolve_checkpoint(run_dir / "checkpoints").name.startswith("000000100-")
+
+
+@pytest.mark.parametrize("victim", ["checkpoint", "metrics"])
+def test_the_command_line_says_it_in_one_line_and_exits_with_2(tiny_config, tmp_path, monkeypatch, capsys, victim):
+    from rl_training.runtime.logging import MetricsLogger
+
+    file = tmp_path / "run.yaml"
+    file.write_text(tiny_config("ddpg").to_yaml())
+    if victim == "checkpoint":
+        fail_from(monkeypatch, checkpoint_files, "_write", 9, errno.ENOSPC)
+    else:
+        fail_from(monkeypatch, MetricsLogger, "_rewrite", 2, errno.ENOSPC)
+    monkeypatch.setattr(sys, "argv", ["rl-training", "train", str(file), "--json"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (exit_.value.code, out) == (2, "")
+    assert "Traceback" not in err
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert "No space left on device" in line
+
+
+def test_a_real_limit_of_the_operating_system(tiny_config, tmp_path):
+    """No file may grow beyond 20 kB, so that the weights, which are larger, cannot be written."""
+    file = tmp_path / "run.yaml"
+    file.write_text(tiny_config("ddpg", algo_kwargs={"hidden_sizes": [64, 64]}).to_yaml())
+    answer = subprocess.run(
+        [sys.executable, "-m", "rl_training", "train", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    assert answer.returncode == 2, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "checkpoint not written" in answer.stderr
+    assert "File too large" in answer.stderr
+    (run_dir,) = Path(tmp_path / "runs").iterdir()
+    assert list((run_dir / "checkpoints").iterdir()) == []

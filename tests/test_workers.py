@@ -1,0 +1,189 @@
+"""Environments in processes of their own: one that dies, hangs or raises is named, and the run can go on later."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from rl_training import cli
+from rl_training.envs.factory import make_vector_env
+from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.errors import WorkerError
+from rl_training.experiment.registry import recipe_for
+from rl_training.runtime.assembly import resume, train
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpointing import resolve_checkpoint
+from rl_training.runtime.comparison import full_state, state_differences
+
+CHANGES: dict[str, Any] = {
+    "num_envs": 3,
+    "env_kwargs": {"vectorization": "async", "worker_timeout": 3.0},
+    "algo_kwargs": {"backend": "sac", "normalize_observations": True},
+}
+
+
+class Strike(Callback):
+    """Sends a signal to one worker once a run has taken ``step`` steps."""
+
+    def __init__(self, step: int, number: signal.Signals) -> None:
+        self.step, self.number, self.pids = step, number, []
+
+    def on_step(self, trainer) -> None:
+        if trainer.state.global_step == self.step:
+            envs = trainer.collector.envs
+            self.pids = [process.pid for process in envs.processes]
+            os.kill(envs.processes[1].pid, self.number)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGKILL, "the process of environment 1 was ended by SIGKILL"),
+        (signal.SIGSTOP, r"environment 1 did not answer a (step|reset) within 3 seconds"),
+    ],
+    ids=["dies", "hangs"],
+)
+@pytest.mark.parametrize("step", [147, 150])  # a step, and one at whose end all environments are reset
+def test_a_lost_worker_is_named_and_the_run_goes_on_exactly(tiny_config, number, message, step):
+    config, recipe = tiny_config("her", **CHANGES), recipe_for("her")
+    whole = train(recipe, config)
+    strike = Strike(step, number)
+    with pytest.raises(WorkerError, match=rf"{message}.*A checkpoint was saved at step {step}"):
+        train(recipe, config, callbacks=[strike])
+    assert not any(map(is_running, strike.pids))
+    (run_dir,) = [path for path in config.output_dir.iterdir() if path != whole.run_dir]
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "failed"
+    assert resolve_checkpoint(run_dir / "checkpoints").name.startswith(f"{step:09d}-")
+    assert resume(recipe, run_dir).metrics == whole.metrics
+    ends = [full_state(resolve_checkpoint(path / "checkpoints")) for path in (run_dir, whole.run_dir)]
+    assert state_differences(*ends) == []
+
+
+def test_a_worker_that_is_lost_while_it_is_reset(tiny_config, monkeypatch):
+    """The step itself was taken, the next episode was not begun: both are done again."""
+    config, recipe = tiny_config("her", **CHANGES), recipe_for("her")
+    whole = train(recipe, config)
+    real, calls = WorkerVectorEnv.reset_async, [0]
+
+    def struck(self, *arguments, **options):
+        calls[0] += 1
+        if calls[0] == 2:
+            os.kill(self.processes[2].pid, signal.SIGKILL)
+            self.processes[2].join()
+        real(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerVectorEnv, "reset_async", struck)
+        with pytest.raises(WorkerError, match="environment 2 was ended by SIGKILL"):
+            train(recipe, config)
+    (run_dir,) = [path for path in config.output_dir.iterdir() if path != whole.run_dir]
+    resume(recipe, run_dir)
+    ends = [full_state(resolve_checkpoint(path / "checkpoints")) for path in (run_dir, whole.run_dir)]
+    assert state_differences(*ends) == []
+
+
+class Faulty(gym.Env):
+    """Raises an error in its tenth step."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 10:
+            raise ValueError("the joint is out of range")
+        return self.observation_space.sample() * 0, 0.0, False, False, {}
+
+
+def test_an_error_in_a_worker_is_one_line_with_its_place(tiny_config, tmp_path, monkeypatch, capfd):
+    gym.register("Faulty-v0", entry_point=Faulty)
+    try:
+        file = tmp_path / "faulty.yaml"
+        changes: dict[str, Any] = {"num_envs": 2, "env_kwargs": {"vectorization": "async"}}
+        file.write_text(tiny_config("ddpg", env_id="Faulty-v0", **changes).to_yaml())
+        monkeypatch.setattr(sys, "argv", ["rl-training", "train", str(file)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+    finally:
+        gym.registry.pop("Faulty-v0")
+    assert exit_.value.code == 1
+    err = capfd.readouterr().err
+    assert "Traceback" not in err
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    for word in (
+        "raised ValueError: the joint is out of range",
+        __file__,
+        "in step",
+        "saved at step 18",
+    ):
+        assert word in line
+
+
+def test_environments_close_in_order_and_by_force():
+    for number in (None, signal.SIGSTOP, signal.SIGKILL):
+        envs = make_vector_env("CartPole-v1", {"vectorization": "async"}, 2)
+        assert isinstance(envs, WorkerVectorEnv)
+        envs.reset(seed=0)
+        if number is not None:
+            os.kill(envs.processes[0].pid, number)
+            envs.step_async(envs.action_space.sample())
+        start = time.monotonic()
+        envs.close()
+        assert time.monotonic() - start < 5
+        assert not any(process.is_alive() for process in envs.processes)
+
+
+def test_workers_that_nobody_closed_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    program = (
+        "from rl_training.envs.factory import make_vector_env\n"
+        "envs = make_vector_env('CartPole-v1', {'vectorization': 'async'}, 2)\n"
+        "envs.reset(seed=0)\n"
+        "import atexit; keep = [envs]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_sigterm_to_the_whole_group_is_an_orderly_stop(tmp_path: Path, tiny_config) -> None:
+    """A scheduler signals every process of a job, the workers included."""
+    file = tmp_path / "run.yaml"
+    changes = {**CHANGES, "total_timesteps": 1_000_000, "eval_episodes": 1}
+    file.write_text(tiny_config("her", **changes).to_yaml())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rl_training", "train", str(file), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("step 150 of 1,000,000")
+        os.killpg(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 3, err
+    assert json.loads(out)["stop_reason"] == "interrupted by SIGTERM"
