@@ -10,7 +10,7 @@ from rl_training.types import Batch
 
 
 class Source(Protocol):
-    """A dataset or a buffer."""
+    """Anything that answers ``sample``: a dataset, a buffer, or a mixture of both."""
 
     def __len__(self) -> int: ...
 
@@ -19,7 +19,7 @@ class Source(Protocol):
         ...
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs."""
+        """Return what ``load_state_dict`` needs; the rows of a replay buffer can be left out."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -125,11 +125,13 @@ class ProgressCallback(Callback):
 
     def _show(self, trainer: Trainer) -> None:
         self._shown_at = time.monotonic()
-        rollout = trainer.rollout_metrics()
+        rollout = trainer.collector.rollout_metrics() if trainer.collector is not None else {}
         parts = [
             f"{label} {rollout[name]:.2f}"
             for label, name in (("success", "rollout/success_rate"), ("return", "rollout/ep_rew_mean"))
             if name in rollout
         ]
+        if trainer.pretraining:
+            parts.append(f"pretraining, update {trainer.state.update_count:,} of {trainer.pretrain_updates:,}")
         status = "  ".join([*parts, self._evaluation])
         self._bar.update(self._task, completed=trainer.state.global_step, status=status)

@@ -126,6 +126,19 @@ class Collector:
             self._finish(done, infos)
         return Transition(observations, actions, rewards, next_observations, terminated, truncated)
 
+    def rollout_metrics(self) -> dict[str, float]:
+        """Return the mean return, length and success rate of the last 100 finished episodes."""
+        if not self.finished:
+            return {}
+        metrics = {
+            "rollout/ep_rew_mean": float(np.mean([record.reward for record in self.finished])),
+            "rollout/ep_len_mean": float(np.mean([record.length for record in self.finished])),
+        }
+        successes = [record.success for record in self.finished if record.success is not None]
+        if successes:
+            metrics["rollout/success_rate"] = float(np.mean(successes))
+        return metrics
+
     def state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs to bring open episodes back."""
         observations = self._observations

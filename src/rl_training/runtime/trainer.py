@@ -6,14 +6,12 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
-
-import numpy as np
+from typing import Any, cast
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import differences
 from rl_training.data import HERReplayBuffer, ReplayBuffer
-from rl_training.data.mixture import Mixture
+from rl_training.data.mixture import Mixture, Source
 from rl_training.errors import CheckpointError
 from rl_training.runtime.acceleration import accelerated_update
 from rl_training.runtime.callbacks import Callback
@@ -23,25 +21,7 @@ from rl_training.runtime.controls import CollectionSettings, LoopSettings, Prior
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
-from rl_training.types import Batch, Metrics
-
-
-class Experience(Protocol):
-    """Anything that answers ``sample``: a dataset or a buffer."""
-
-    def __len__(self) -> int: ...
-
-    def sample(self, batch_size: int) -> Batch:
-        """Draw a minibatch."""
-        ...
-
-    def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs; the rows of a replay buffer can be left out."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        ...
+from rl_training.types import Metrics
 
 
 class Trainer:
@@ -56,7 +36,7 @@ class Trainer:
         *,
         name: str,
         learner: Learner,
-        experience: Experience,
+        experience: Source,
         replay: ReplayBuffer | HERReplayBuffer | None,
         collector: Collector | None,
         evaluator: Evaluator | None,
@@ -143,20 +123,6 @@ class Trainer:
                 " is not exact, and a fresh episode was started there",
                 stacklevel=2,
             )
-
-    def rollout_metrics(self) -> dict[str, float]:
-        """Return the mean return, length and success rate of the last 100 finished episodes."""
-        records = self.collector.finished if self.collector is not None else ()
-        if not records:
-            return {}
-        metrics = {
-            "rollout/ep_rew_mean": float(np.mean([record.reward for record in records])),
-            "rollout/ep_len_mean": float(np.mean([record.length for record in records])),
-        }
-        successes = [record.success for record in records if record.success is not None]
-        if successes:
-            metrics["rollout/success_rate"] = float(np.mean(successes))
-        return metrics
 
     @property
     def progress(self) -> float:
@@ -294,7 +260,8 @@ class Trainer:
         elapsed = max(time.perf_counter() - self._clock, 1e-9)
         state = self.state
         metrics = {name: float(value) for name, value in self._train_metrics.items()}
-        metrics |= self.rollout_metrics()
+        if self.collector is not None:
+            metrics |= self.collector.rollout_metrics()
         share = self.experience.take_share() if isinstance(self.experience, Mixture) else None
         if share is not None:
             metrics["train/offline_share"] = share
