@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.algorithms import AWAC, BC, CQL, DDPG, DQN, HER, IQL, SAC, TD3, TD3BC, DiscreteCQL, Learner
+from rl_training.algorithms import AWAC, BC, CQL, DDPG, DQN, HER, IQL, RLPD, SAC, TD3, TD3BC, DiscreteCQL, Learner
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, SpaceSpec
 
@@ -35,6 +35,10 @@ LEARNERS = [
     pytest.param(AWAC, CONTINUOUS, {}, id="awac"),
     pytest.param(CQL, CONTINUOUS, {"cql_alpha": 0.1}, id="cql"),
     pytest.param(CQL, CONTINUOUS, {"cql_alpha": 0.1, "lagrange": 5.0}, id="cql-lagrange"),
+    pytest.param(CQL, CONTINUOUS, {"cql_alpha": 0.1, "calibrated": True, "bc_updates": 2}, id="cql-calibrated"),
+    pytest.param(RLPD, CONTINUOUS, {"policy_delay": 2, "num_critics": 4}, id="rlpd"),
+    pytest.param(TD3, CONTINUOUS, {"bc_weight": 1.0}, id="td3-demonstrations"),
+    pytest.param(SAC, CONTINUOUS, {"bc_weight": 1.0, "bc_q_filter": False}, id="sac-demonstrations"),
     pytest.param(DiscreteCQL, DISCRETE, {"cql_alpha": 0.1}, id="discrete_cql"),
 ]
 
@@ -50,6 +54,8 @@ def random_batch(spec: SpaceSpec, size: int = 32, seed: int = 0) -> Batch:
         rewards=-torch.rand(size, generator=g),
         next_observations=torch.randn(size, spec.policy_dim, generator=g),
         terminated=(torch.rand(size, generator=g) < 0.2).float(),
+        returns=-torch.rand(size, generator=g) * 10,
+        prior_rows=size // 2,
     )
 
 
@@ -76,7 +82,7 @@ class TestContract:
 
     def test_actions_are_in_bounds_and_predict_speaks_the_environments_units(self, learner_type, spec, options):
         learner = learner_type(spec, SMALL | options)
-        observations = torch.randn(20, spec.policy_dim) * 10
+        observations = torch.randn(20, spec.policy_dim, generator=torch.Generator().manual_seed(0)) * 30
         for deterministic in (True, False):
             actions = learner.act(observations, deterministic)
             assert actions.shape == (20, spec.action_dim)

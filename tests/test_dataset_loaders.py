@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl_training.data.dataset_loaders import (
-    DatasetSettings,
+    RewardSettings,
     find_file,
     load_transition_dataset,
     read_transitions,
@@ -27,7 +27,7 @@ from rl_training.data.dataset_loaders import (
 )
 from rl_training.data.formats import limits, npz
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.errors import DatasetError, MissingExtraError
+from rl_training.errors import ConfigError, DatasetError, MissingExtraError
 
 FILES = {"npz": "a.npz", "pt": "a.pt", "hdf5": "a.hdf5", "parquet": "a.parquet", "minari": "minari:test/set-v0"}
 NEEDS = {"hdf5": ["h5py"], "parquet": ["pyarrow"], "minari": ["minari", "h5py"]}
@@ -687,12 +687,14 @@ def test_a_missing_package_names_the_extra(
 
 def test_rewards_are_transformed_as_the_settings_say() -> None:
     dataset = TransitionDataset.from_dict(rows())
-    changed = DatasetSettings(reward_scale=2.0, reward_shift=1.0, reward_clip_max=1.5).transform_rewards(dataset)
+    transform = RewardSettings(reward_scale=2.0, reward_shift=1.0, reward_clip_max=1.5).reward_transform(dataset)
     expected = np.minimum(dataset.arrays["rewards"] * 2 + 1, 1.5)
-    np.testing.assert_allclose(changed.arrays["rewards"], expected, rtol=1e-6)
-    spread = np.ptp(DatasetSettings(reward_scale="auto").transform_rewards(dataset).episode_returns)
-    assert spread == pytest.approx(1000, rel=1e-4)
-    assert DatasetSettings().transform_rewards(dataset) is dataset
+    np.testing.assert_allclose(dataset.with_reward_transform(transform).arrays["rewards"], expected, rtol=1e-6)
+    automatic = dataset.with_reward_transform(RewardSettings(reward_scale="auto").reward_transform(dataset))
+    assert np.ptp(automatic.episode_returns) == pytest.approx(1000, rel=1e-4)
+    assert RewardSettings().reward_transform(dataset) is None
+    with pytest.raises(ConfigError, match="looks at logged data"):
+        RewardSettings(reward_scale="auto").reward_transform(None)
 
 
 # Real files

@@ -111,7 +111,7 @@ def rl_training(arguments: list[str], stdin: str = "") -> tuple[int, str]:
 
 def tiny(config: TrainConfig) -> list[str]:
     """Return the arguments that make a run short."""
-    settings = TINY_OFFLINE if RECIPES[config.algo].experience == "dataset" else TINY_ONLINE
+    settings = TINY_OFFLINE if not RECIPES[config.algo].online else TINY_ONLINE
     return [part for setting in settings for part in ("--set", setting)]
 
 

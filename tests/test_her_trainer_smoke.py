@@ -87,7 +87,10 @@ def test_hindsight_needs_goals(tiny_config, tmp_path):
     ("changes", "message"),
     [
         ({"her_ratio": 1.5}, r"algo_kwargs\.her_ratio = 1\.5: expected less than or equal to 1"),
-        ({"backend": "sacc"}, r"algo_kwargs\.backend = 'sacc': expected 'ddpg', 'td3', 'sac' or 'dqn'"),
+        (
+            {"backend": "sacc"},
+            r"algo_kwargs\.backend = 'sacc': expected 'ddpg', 'td3', 'sac', 'dqn',.* or 'td3_bc'",
+        ),
         ({"batch_size": 4000}, "larger than the buffer"),
         ({"learning_starts": 300}, "leaves nothing to learn from"),
         ({"her_ration": 0.5}, r"unknown key 'algo_kwargs\.her_ration' \(did you mean 'her_ratio'\?\)"),

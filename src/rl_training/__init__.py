@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api import AWAC, BC, CQL, DDPG, DQN, HER, IQL, SAC, TD3, TD3BC, DiscreteCQL
+    from rl_training.api import AWAC, BC, CQL, DDPG, DQN, HER, IQL, RLPD, SAC, TD3, TD3BC, DiscreteCQL
     from rl_training.config import TrainConfig, load_config
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "DQN",
     "HER",
     "IQL",
+    "RLPD",
     "SAC",
     "TD3",
     "TD3BC",

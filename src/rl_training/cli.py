@@ -64,6 +64,9 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Several runs, one after another: 0-4 or 0,3,7.")] = None,
+    init_from: Annotated[
+        Path | None, typer.Option(help="A run or checkpoint whose policy to improve by playing in the environment.")
+    ] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Folder in which the run's folder is made.")] = None,
     device: DeviceOption = None,
     resume_auto: Annotated[
@@ -78,7 +81,10 @@ def train(
     if seed is not None and seeds is not None:
         raise ConfigError("--seed and --seeds exclude each other")
     given = {"seed": seed, "output_dir": output_dir, "device": device}
+    # An offline algorithm goes online when it starts from a policy, unless --set says otherwise.
+    start = [] if init_from is None else ["algo_kwargs.online=true", f"algo_kwargs.init_from={init_from.resolve()}"]
     overrides = [
+        *start,
         *(set_ or []),
         *(
             f"{key}={json.dumps(str(value) if key != 'seed' else value)}"

@@ -71,7 +71,7 @@ def convert(
 
 @data_app.command()
 def collect(
-    policy: Annotated[str, typer.Option(help="A run or checkpoint, or random.")],
+    policy: Annotated[str, typer.Option(help="A run or checkpoint, random, or scripted.")],
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")],
     output: Annotated[str, typer.Option("--output", "-o", help=f"What to write: {_PLACE}.")],
     env: Annotated[str | None, typer.Option("--env", help="The environment; unset, that of the run.")] = None,
@@ -87,7 +87,7 @@ def collect(
     check_target(output)
     dataset, env_spec = collect_dataset(
         env,
-        policy if policy == "random" else Path(policy),
+        policy if policy in ("random", "scripted") else Path(policy),
         episodes=episodes,
         noise=noise,
         seed=seed,

@@ -28,6 +28,10 @@ class Batch(NamedTuple):
     """``[B, policy_dim]``, the true next observation also where the episode ended."""
     terminated: Tensor
     """``[B]``, 1.0 where the task ended. A time-out is not a termination: its value is bootstrapped."""
+    returns: Tensor | None = None
+    """``[B]``, the discounted rewards from here to the episode's end, where a learner asks for them."""
+    prior_rows: int | None = None
+    """How many rows, the first ones, come from prior data; None where there is one source only."""
 
 
 @dataclass(frozen=True)

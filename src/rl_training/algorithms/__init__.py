@@ -8,6 +8,7 @@ from rl_training.algorithms.ddpg import DDPG, DDPGSettings
 from rl_training.algorithms.dqn import DQN, DQNSettings
 from rl_training.algorithms.her import HER
 from rl_training.algorithms.iql import IQL, IQLSettings
+from rl_training.algorithms.rlpd import RLPD, RLPDAlgorithm, RLPDSettings, rlpd_loss
 from rl_training.algorithms.sac import SAC, SACSettings
 from rl_training.algorithms.td3 import TD3, TD3Settings
 from rl_training.algorithms.td3_bc import TD3BC, TD3BCSettings
@@ -20,6 +21,7 @@ __all__ = [
     "DQN",
     "HER",
     "IQL",
+    "RLPD",
     "SAC",
     "TD3",
     "TD3BC",
@@ -33,7 +35,10 @@ __all__ = [
     "IQLSettings",
     "Learner",
     "LearnerSettings",
+    "RLPDAlgorithm",
+    "RLPDSettings",
     "SACSettings",
     "TD3BCSettings",
     "TD3Settings",
+    "rlpd_loss",
 ]

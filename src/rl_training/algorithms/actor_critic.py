@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import CriticSettings, Learner
+from rl_training.config import Settings
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.types import Batch, Metrics
 
@@ -31,6 +33,13 @@ class ActorCriticSettings(CriticSettings):
         return self
 
 
+class DemonstrationSettings(Settings):
+    """How an actor is drawn towards prior data (Nair et al., 2018, https://arxiv.org/abs/1709.10089)."""
+
+    bc_weight: float = Field(0.0, ge=0, description="weight of imitating the prior rows of a batch; 0: off")
+    bc_q_filter: bool = Field(True, description="imitate only actions valued above the actor's own")
+
+
 class ActorCritic(Learner):
     """Builds the networks and optimisers, and knows the temporal-difference error of an ensemble."""
 
@@ -50,17 +59,53 @@ class ActorCritic(Learner):
         self.actor_optimizer = self._optimizer("actor", actor, settings.actor_lr or settings.learning_rate)
         self.critic_optimizer = self._optimizer("critic", critic, settings.critic_lr or settings.learning_rate)
 
+    @property
+    def policy_delay(self) -> int:
+        """Critic updates for each update of the actor."""
+        return int(self.settings.policy_delay)
+
+    @property
+    def phase(self) -> Hashable:
+        """Whether the next update moves the actor."""
+        return (self.update_count + 1) % self.policy_delay == 0
+
+    @property
+    def _moves_actor(self) -> bool:
+        """Whether the update that is under way moves the actor."""
+        return self.update_count % self.policy_delay == 0
+
     def _target_minimum(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the smallest target value ``[B]``; only the critics that take part are evaluated."""
         members, count = None, self.settings.num_min_critics
         if count is not None and count < self.settings.num_critics:
-            order = torch.randperm(self.settings.num_critics, generator=self.generator, device=self.device)
-            members = order[:count]
+            draws = torch.rand(self.settings.num_critics, generator=self.generator, device=self.device)
+            members = draws.topk(count).indices
         return self._clamp_value(self.model.target_critic(observations, actions, members).amin(dim=0))
+
+    def _cloning_loss(self, batch: Batch, own_actions: Tensor) -> Tensor:
+        """Return the mean squared distance to the actions of the prior rows, the first ones.
+
+        With the Q-filter only those count that the critics value above the actor's own: a demonstration is followed
+        as long as it is the better one.
+        """
+        rows = slice(0, batch.prior_rows)
+        observations, actions = batch.observations[rows], batch.actions[rows]
+        errors = (own_actions - actions).square().mean(dim=1)
+        if self.settings.bc_q_filter:
+            with torch.no_grad():
+                both = self.model.critic(observations.repeat(2, 1), torch.cat([actions, own_actions])).mean(dim=0)
+                demonstrated, own = both.chunk(2)
+                errors = errors * (demonstrated > own)
+        return errors.mean()
 
     def _td_error(self, batch: Batch, next_values: Tensor) -> tuple[Tensor, Metrics]:
         """Return Σ_i mean (Q_i(s, a) - (r + γ (1 - terminated) next_value))² over the critics i."""
         targets = batch.rewards + self.settings.gamma * (1.0 - batch.terminated) * next_values
         values = self.model.critic(batch.observations, batch.actions)
         loss = (values - targets).square().mean(dim=1).sum()
-        return loss, {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}
+        metrics = {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}
+        if batch.prior_rows:
+            metrics["train/q_prior"] = values.detach()[:, : batch.prior_rows].mean()
+            if batch.prior_rows < len(targets):
+                metrics["train/q_fresh"] = values.detach()[:, batch.prior_rows :].mean()
+        return loss, metrics

@@ -54,7 +54,7 @@ class AWAC(ActorCritic):
     def _update(self, batch: Batch) -> Metrics:
         loss, metrics = self.critic_loss(batch)
         self._minimize(loss, self.critic_optimizer)
-        if self.update_count % self.settings.policy_delay == 0:
+        if self._moves_actor:
             loss, actor_metrics = self.actor_loss(batch)
             self._minimize(loss, self.actor_optimizer)
             metrics |= actor_metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from rl_training.config import Settings, parse_settings
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.envs.goals import flatten_goal_observation
 from rl_training.errors import ConfigError
+from rl_training.models.actors import adopt_policy
 from rl_training.types import Batch, Metrics, Observation, SpaceSpec
 
 
@@ -91,6 +92,16 @@ class Learner(nn.Module):
         self._build(torch.Generator().manual_seed(seed))
         self.to(self.device)
 
+    @property
+    def phase(self) -> Hashable:
+        """Which kind of update comes next: two updates of the same phase do the same work on different numbers."""
+        return None
+
+    @property
+    def needs_returns(self) -> bool:
+        """Whether batches of logged data should carry returns."""
+        return False
+
     def _build(self, generator: torch.Generator) -> None:
         """Make the networks, on ``self.device``, and their optimisers."""
         raise NotImplementedError
@@ -138,7 +149,10 @@ class Learner(nn.Module):
         """Set the learning rates that follow a schedule to ``factor`` times their configured values."""
         for name in self.scheduled_optimizers or self._optimizers:
             for group in self._optimizers[name].param_groups:
-                group["lr"] = self._learning_rates[name] * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(self._learning_rates[name] * factor)
+                else:
+                    group["lr"] = self._learning_rates[name] * factor
 
     def training_state(self) -> dict[str, Any]:
         """Return everything that decides the updates to come."""
@@ -152,15 +166,39 @@ class Learner(nn.Module):
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Restore what ``training_state`` returned."""
         self.load_state_dict(state["module"])
-        for name, optimizer in self._optimizers.items():
-            moments = {int(index): dict(values) for index, values in state["optimizers"].get(name, {}).items()}
-            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+        self.load_optimizers(state["optimizers"])
         self.generator.set_state(state["generator"].cpu())
         self.update_count = int(state["update_count"])
 
+    def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore the moments of every optimiser, by name; those that are not there start anew."""
+        for name, optimizer in self._optimizers.items():
+            moments = {int(index): dict(values) for index, values in states.get(name, {}).items()}
+            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+    def load_policy(self, module: Mapping[str, Tensor]) -> None:
+        """Choose what another learner's policy chose, from its weights; whatever else it learned is left.
+
+        Raises:
+            ValueError: where the other policy's networks or normalisation differ from this one's.
+        """
+        actor: Any = getattr(self, "actor", None) or getattr(getattr(self, "model", None), "actor", None)
+        prefix = next((p for p in ("model.actor.", "actor.") if f"{p}mlp.output.weight" in module), None)
+        if prefix is None or not hasattr(actor, "mlp"):
+            raise ValueError("one of the two has no policy network of its own")
+        adopt_policy(actor, _below(module, prefix))
+        statistics = _below(module, "normalizer.")
+        if bool(statistics) != (self.normalizer is not None):
+            raise ValueError(f"normalize_observations is {bool(statistics)} there: expected the same here")
+        if self.normalizer is not None:
+            self.normalizer.load_state_dict(statistics)
+
     def _optimizer(self, name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
         """Make the Adam optimiser of one group of parameters."""
-        optimizer = torch.optim.Adam(list(parameters), lr=learning_rate, fused=True)
+        # On CUDA updates are recorded as graphs, in which a rate can only change where it lies in memory.
+        recorded = self.device.type == "cuda"
+        rate = torch.tensor(learning_rate, device=self.device) if recorded else learning_rate
+        optimizer = torch.optim.Adam(list(parameters), lr=rate, fused=True, capturable=recorded)
         self._optimizers[name], self._learning_rates[name] = optimizer, learning_rate
         return optimizer
 
@@ -190,6 +228,11 @@ def soft_update(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter]
     """Move target parameters a share ``tau`` of the way."""
     with torch.no_grad():
         torch._foreach_lerp_(list(targets), list(sources), tau)
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the part of a module's state whose names begin with ``prefix``, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:

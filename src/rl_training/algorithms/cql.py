@@ -5,12 +5,17 @@ Critic:  L = SAC's + α_cql Σ_i mean (logsumexp_a Q_i(s, a) - Q_i(s, a_data))
 The log-sum-exp is estimated from n random actions and n of the policy at s and at s' each, every value less the
 log-density it was drawn with. With ``lagrange`` set, α_cql is learned so that the gap stays near that number.
 
+``calibrated`` is Cal-QL (Nakamoto et al., 2023, https://arxiv.org/abs/2303.05479): the policy's own actions count with
+at least the return that the data reached from s, so that values are not pushed below what fine-tuning will find. The
+returns are those of logged data; fresh rows, whose episodes are not over, have no such bound.
+
 On discrete actions (``DiscreteCQL``, on double DQN) the log-sum-exp is exact.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -29,6 +34,10 @@ class CQLSettings(SACSettings):
     cql_actions: int = Field(10, ge=1, description="actions drawn from each of the three sources")
     lagrange: float | None = Field(None, description="gap that a learned weight aims at; unset: the weight is fixed")
     backup_entropy: bool | None = Field(False, description="entropy in the target")
+    bc_updates: int = Field(
+        0, ge=0, description="first updates, in which the actor clones the data as in the authors' code"
+    )
+    calibrated: bool = Field(False, description="Cal-QL: do not push values below the returns that the data reached")
 
 
 class CQL(SAC):
@@ -46,6 +55,26 @@ class CQL(SAC):
             rate = self.settings.critic_lr or self.settings.learning_rate
             self.cql_alpha_optimizer = self._optimizer("cql_alpha", [self.log_cql_alpha], rate)
 
+    @property
+    def phase(self) -> Hashable:
+        """Whether the next update moves the actor, and whether it does so by cloning."""
+        return super().phase, self.update_count + 1 <= self.settings.bc_updates
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+        """Return SAC's loss, or at first that of cloning at the same entropy."""
+        if self.update_count > self.settings.bc_updates:
+            return super().actor_loss(batch)
+        _, log_probs = self.model.actor.sample(batch.observations, self.generator)
+        likelihood = self.model.actor.log_prob(batch.observations, batch.actions)
+        loss = (self.log_alpha.exp().detach() * log_probs - likelihood).mean()
+        log_probs = log_probs.detach()
+        return loss, log_probs, {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
+
+    @property
+    def needs_returns(self) -> bool:
+        """Whether batches of logged data should carry returns."""
+        return self.settings.calibrated
+
     def conservative_gap(self, batch: Batch) -> Tensor:
         """Return, per critic, how much higher other actions are valued than the data's ``[members]``."""
         size, count = len(batch.observations), self.settings.cql_actions
@@ -60,8 +89,13 @@ class CQL(SAC):
             weights = torch.cat([density, log_now, log_after], dim=1)
             observations = batch.observations.repeat_interleave(count, dim=0)
         # One source at a time: what a third of the actions needs still fits a processor's cache.
-        sources = [self.model.critic(observations, actions.flatten(0, 1)) for actions in (random, now, after)]
-        values = torch.cat([source.view(-1, size, count) for source in sources], dim=2)
+        random_values, *own_values = (
+            self.model.critic(observations, actions.flatten(0, 1)).view(-1, size, count)
+            for actions in (random, now, after)
+        )
+        if self.settings.calibrated and batch.returns is not None:
+            own_values = [torch.maximum(values, batch.returns[:, None]) for values in own_values]
+        values = torch.cat([random_values, *own_values], dim=2)
         others = torch.logsumexp(values - weights, dim=2) - math.log(3 * count)
         taken: Tensor = self.model.critic(batch.observations, batch.actions)
         return (others - taken).mean(dim=1)

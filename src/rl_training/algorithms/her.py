@@ -14,19 +14,32 @@ from pydantic import Field
 from rl_training.algorithms.base import Learner, LearnerSettings
 from rl_training.algorithms.ddpg import DDPG
 from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.iql import IQL
+from rl_training.algorithms.rlpd import RLPD
 from rl_training.algorithms.sac import SAC
 from rl_training.algorithms.td3 import TD3
+from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.config import Settings
 from rl_training.errors import ConfigError, did_you_mean
 from rl_training.types import SpaceSpec
 
-BACKENDS: dict[str, type[Learner]] = {"ddpg": DDPG, "td3": TD3, "sac": SAC, "dqn": DQN}
+BACKENDS: dict[str, type[Learner]] = {
+    "ddpg": DDPG,
+    "td3": TD3,
+    "sac": SAC,
+    "dqn": DQN,
+    "rlpd": RLPD,
+    "iql": IQL,
+    "td3_bc": TD3BC,
+}
 
 
 class BackendSettings(Settings):
     """Which learner hindsight feeds."""
 
-    backend: Literal["ddpg", "td3", "sac", "dqn"] = Field("ddpg", description="the learner that hindsight feeds")
+    backend: Literal["ddpg", "td3", "sac", "dqn", "rlpd", "iql", "td3_bc"] = Field(
+        "ddpg", description="the learner that hindsight feeds; iql and td3_bc are meant for logged episodes"
+    )
 
 
 class HER:

@@ -70,7 +70,7 @@ class IQL(ActorCritic):
         self._minimize(loss, self.critic_optimizer)
         soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
         metrics |= {"train/value_loss": value_loss.detach(), "train/advantage": advantages.mean()}
-        if self.update_count % self.settings.policy_delay == 0:
+        if self._moves_actor:
             loss = self.actor_loss(batch, advantages)
             self._minimize(loss, self.actor_optimizer)
             metrics["train/actor_loss"] = loss.detach()

@@ -17,13 +17,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings, DemonstrationSettings
 from rl_training.algorithms.base import soft_update
 from rl_training.models import MLPSACModel
-from rl_training.types import Batch, Metrics
+from rl_training.types import Batch, Metrics, SpaceSpec
 
 
-class SACSettings(ActorCriticSettings):
+class SACSettings(DemonstrationSettings, ActorCriticSettings):
     """Settings of SAC."""
 
     alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
@@ -49,7 +49,8 @@ class SAC(ActorCritic):
         self.backup_entropy = not goal_task if settings.backup_entropy is None else settings.backup_entropy
         if self.backup_entropy:
             self.value_bounds = None  # a soft value may lie outside what the reward alone allows
-        self.target_entropy = settings.target_entropy if settings.target_entropy is not None else -self.spec.action_dim
+        aim = settings.target_entropy
+        self.target_entropy = self.default_target_entropy(self.spec) if aim is None else aim
         self.learns_alpha = settings.alpha == "auto"
         alpha = settings.initial_alpha if settings.alpha == "auto" else settings.alpha
         # A fixed temperature may be 0, whose logarithm is kept as a very small number.
@@ -59,6 +60,11 @@ class SAC(ActorCritic):
             self.alpha_optimizer = self._optimizer(
                 "alpha", [self.log_alpha], settings.actor_lr or settings.learning_rate
             )
+
+    @staticmethod
+    def default_target_entropy(spec: SpaceSpec) -> float:
+        """Return the entropy that an automatic temperature aims at where nothing else is asked for."""
+        return -spec.action_dim
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the soft temporal-difference error of all critics."""
@@ -72,10 +78,18 @@ class SAC(ActorCritic):
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         """Return the actor's loss and the log-probabilities ``[B]`` of the actions it drew."""
         actions, log_probs = self.model.actor.sample(batch.observations, self.generator)
-        values = self.model.critic(batch.observations, actions).amin(dim=0)
+        values = self._policy_values(self.model.critic(batch.observations, actions))
         loss = (self.log_alpha.exp().detach() * log_probs - values).mean()
         log_probs = log_probs.detach()
-        return loss, log_probs, {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
+        metrics = {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
+        if self.settings.bc_weight > 0 and batch.prior_rows:
+            cloning = self._cloning_loss(batch, self.model.actor.mode(batch.observations[: batch.prior_rows]))
+            loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
+        return loss, log_probs, metrics
+
+    def _policy_values(self, values: Tensor) -> Tensor:
+        """Return what the actor maximises ``[B]``, from the values of all critics ``[members, B]``."""
+        return values.amin(dim=0)
 
     def alpha_loss(self, log_probs: Tensor) -> Tensor:
         """Return the loss that raises the temperature while the entropy is below its target."""
@@ -84,7 +98,7 @@ class SAC(ActorCritic):
     def _update(self, batch: Batch) -> Metrics:
         loss, metrics = self.critic_loss(batch)
         self._minimize(loss, self.critic_optimizer)
-        if self.update_count % self.settings.policy_delay == 0:
+        if self._moves_actor:
             loss, log_probs, actor_metrics = self.actor_loss(batch)
             self._minimize(loss, self.actor_optimizer)
             metrics |= actor_metrics

@@ -9,19 +9,20 @@ itself: a saturated actor gets no gradient, and now and then a seed is stuck the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings, DemonstrationSettings
 from rl_training.algorithms.base import soft_update
 from rl_training.models import MLPDDPGModel
 from rl_training.types import Batch, Metrics
 
 
-class TD3Settings(ActorCriticSettings):
+class TD3Settings(DemonstrationSettings, ActorCriticSettings):
     """Settings of TD3."""
 
     policy_delay: int = Field(2, ge=1, description="critic updates for each update of the actor and the targets")
@@ -46,6 +47,11 @@ class TD3(ActorCritic):
         self._first = torch.zeros(1, dtype=torch.long, device=self.device)
         self.saturation_penalty = (0.01 if goal_task else 0.0) if penalty is None else penalty
 
+    def load_policy(self, module: Mapping[str, Tensor]) -> None:
+        """Choose what another learner's policy chose; the target follows at once."""
+        super().load_policy(module)
+        self.model.target_actor.load_state_dict(self.model.actor.state_dict())
+
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the temporal-difference error of all critics."""
         with torch.no_grad():
@@ -67,6 +73,9 @@ class TD3(ActorCritic):
         metrics["train/actor_loss"] = loss.detach()
         if self.saturation_penalty > 0:
             loss = loss + self.saturation_penalty * raw_actions.square().mean()
+        if self.settings.bc_weight > 0 and batch.prior_rows:
+            cloning = self._cloning_loss(batch, actions[: batch.prior_rows])
+            loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
         return loss, metrics
 
     def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -75,7 +84,7 @@ class TD3(ActorCritic):
     def _update(self, batch: Batch) -> Metrics:
         loss, metrics = self.critic_loss(batch)
         self._minimize(loss, self.critic_optimizer)
-        if self.update_count % self.settings.policy_delay == 0:
+        if self._moves_actor:
             loss, actor_metrics = self.actor_loss(batch)
             self._minimize(loss, self.actor_optimizer)
             metrics |= actor_metrics

@@ -8,6 +8,7 @@ from rl_training.api.algorithms import (
     DQN,
     HER,
     IQL,
+    RLPD,
     SAC,
     TD3,
     TD3BC,
@@ -15,4 +16,18 @@ from rl_training.api.algorithms import (
     ManagedAlgorithm,
 )
 
-__all__ = ["AWAC", "BC", "CQL", "DDPG", "DQN", "HER", "IQL", "SAC", "TD3", "TD3BC", "DiscreteCQL", "ManagedAlgorithm"]
+__all__ = [
+    "AWAC",
+    "BC",
+    "CQL",
+    "DDPG",
+    "DQN",
+    "HER",
+    "IQL",
+    "RLPD",
+    "SAC",
+    "TD3",
+    "TD3BC",
+    "DiscreteCQL",
+    "ManagedAlgorithm",
+]

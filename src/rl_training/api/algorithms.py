@@ -198,3 +198,9 @@ class AWAC(ManagedAlgorithm):
     """Advantage-weighted actor-critic."""
 
     algo = "awac"
+
+
+class RLPD(ManagedAlgorithm):
+    """SAC over prior and fresh data, with an ensemble of normalised critics."""
+
+    algo = "rlpd"

@@ -15,11 +15,12 @@ from rl_training.data.formats import hdf5, minari_store, npz, parquet, torch_fil
 from rl_training.data.formats.columns import ALIASES, canonical
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.errors import DatasetError, did_you_mean
+from rl_training.errors import ConfigError, DatasetError, did_you_mean
 
 __all__ = [
     "ALIASES",
     "DatasetSettings",
+    "RewardSettings",
     "canonical",
     "find_file",
     "load_transition_dataset",
@@ -46,7 +47,7 @@ _FORMATS = {"npz": npz, "pt": torch_file, "hdf5": hdf5, "parquet": parquet}
 
 
 class DatasetSettings(Settings):
-    """Where logged transitions come from, and what is done to their rewards."""
+    """Where logged transitions come from."""
 
     dataset_kind: Literal["random", "npz", "pt", "hdf5", "minari", "parquet"] | None = Field(
         None, description="the format; unset: told from the file's name. random: play at random in env_id"
@@ -58,12 +59,6 @@ class DatasetSettings(Settings):
     dataset_download: bool = Field(False, description="whether a Minari dataset that is not here may be downloaded")
     dataset_size: int = Field(10_000, ge=1, description="transitions that random play collects")
     dataset_top_fraction: float = Field(1.0, gt=0, le=1, description="keep this share of episodes, by return")
-    reward_scale: Annotated[float, Field()] | Literal["auto"] = Field(
-        1.0, description="factor of the reward; auto: returns then span 1,000 from worst episode to best"
-    )
-    reward_shift: float = Field(0.0, description="added to the reward after scaling")
-    reward_clip_min: float | None = Field(None, description="lower bound of the reward after shifting")
-    reward_clip_max: float | None = Field(None, description="upper bound of the reward after shifting")
 
     @model_validator(mode="after")
     def _one_source(self) -> DatasetSettings:
@@ -72,17 +67,35 @@ class DatasetSettings(Settings):
             raise ValueError(f"dataset_kind = 'random' reads no file: expected no {given}, or another dataset_kind")
         return self
 
-    def transform_rewards(self, dataset: TransitionDataset) -> TransitionDataset:
-        """Return the dataset with its rewards scaled, shifted and clipped as asked."""
+    @property
+    def names_dataset(self) -> bool:
+        """Whether there is logged data at all."""
+        return any(value is not None for value in (self.dataset_kind, self.dataset_path, self.dataset_id))
+
+
+class RewardSettings(Settings):
+    """What is done to rewards, those of logged data and those of fresh play alike."""
+
+    reward_scale: Annotated[float, Field()] | Literal["auto"] = Field(
+        1.0, description="factor of the reward; auto: returns then span 1,000 from worst episode to best"
+    )
+    reward_shift: float = Field(0.0, description="added to the reward after scaling")
+    reward_clip_min: float | None = Field(None, description="lower bound of the reward after shifting")
+    reward_clip_max: float | None = Field(None, description="upper bound of the reward after shifting")
+
+    def reward_transform(self, dataset: TransitionDataset | None) -> RewardTransformConfig | None:
+        """Return what to do to rewards, None where that is nothing; ``auto`` looks at the dataset."""
         scale = self.reward_scale
         if scale == "auto":
+            if dataset is None:
+                raise ConfigError("algo_kwargs.reward_scale = 'auto' looks at logged data: expected a dataset")
             returns = dataset.episode_returns
             spread = float(returns.max() - returns.min())
             scale = 1000.0 / spread if spread > 0 else 1.0
         transform = RewardTransformConfig(
             scale=scale, shift=self.reward_shift, clip_min=self.reward_clip_min, clip_max=self.reward_clip_max
         )
-        return dataset if transform == RewardTransformConfig() else dataset.with_reward_transform(transform)
+        return None if transform == RewardTransformConfig() else transform
 
 
 def load_transition_dataset(

@@ -10,7 +10,7 @@ The idea is that of energy-based prioritisation (Zhao and Tresp, 2018, https://a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -153,7 +153,8 @@ class HERReplayBuffer:
         now, after = transitions if self.device.type == "cpu" else torch.from_numpy(transitions).to(self.device)
         policy_dim, action, outcome = self.spec.policy_dim, self.ring.columns["action"], self._reward
         views = (now[:, :policy_dim], now[:, action], now[:, outcome], after[:, :policy_dim], now[:, outcome + 1])
-        return Batch(*(torch.from_numpy(view) if isinstance(view, np.ndarray) else view for view in views))
+        tensors = (torch.from_numpy(view) if isinstance(view, np.ndarray) else view for view in views)
+        return Batch(*cast(Any, tensors))
 
     def discard_open_episode(self, env_index: int) -> None:
         """Forget the unfinished episode of one environment."""

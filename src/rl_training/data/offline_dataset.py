@@ -30,12 +30,14 @@ class TransitionDataset:
             ``terminated`` and ``truncated`` ``[N]``; for goal tasks also ``achieved_goals``, ``desired_goals`` and the
             two with ``next_`` before them. Actions are in the environment's units until ``for_task``.
         usable: which rows have a next observation (or need none); None where all of them do.
+        returns: what ``returns_to_go`` gave, where it is to be sampled with the rows.
     """
 
     def __init__(self, arrays: dict[str, Array], usable: Array | None = None, *, seed: int = 0) -> None:
         self.arrays, self.usable = arrays, usable
         self.device = torch.device("cpu")
         self.generator = torch.Generator().manual_seed(seed)
+        self.returns: Array | None = None
         self._tensors: dict[str, Tensor] | None = None
         self._rows = None if usable is None else torch.from_numpy(np.flatnonzero(usable))
 
@@ -181,6 +183,16 @@ class TransitionDataset:
         dataset.generator = torch.Generator(device).manual_seed(seed)
         return dataset
 
+    def returns_to_go(self, gamma: float) -> Array:
+        """Return, for each row, the discounted sum of rewards from it to the end of its episode."""
+        returns = self.arrays["rewards"].astype(np.float64)
+        starts, rows = self.episode_starts, self.episode_ends - 2
+        while (live := rows >= starts).any():  # from the ends backwards, one step of all episodes at a time
+            starts, rows = starts[live], rows[live]
+            returns[rows] += gamma * returns[rows + 1]
+            rows = rows - 1
+        return returns.astype(np.float32)
+
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` transitions uniformly, with replacement."""
         tensors = self._tensors or self._make_tensors()
@@ -194,6 +206,7 @@ class TransitionDataset:
             rewards=tensors["rewards"].index_select(0, index),
             next_observations=tensors["next_observations"].index_select(0, index),
             terminated=tensors["terminated"].index_select(0, index),
+            returns=tensors["returns"].index_select(0, index) if self.returns is not None else None,
         )
 
     def policy_observations(self) -> Tensor:
@@ -230,6 +243,7 @@ class TransitionDataset:
             "rewards": arrays["rewards"],
             "next_observations": next_observations,
             "terminated": arrays["terminated"],
+            **({"returns": self.returns} if self.returns is not None else {}),
         }
         self._tensors = {
             key: torch.from_numpy(np.asarray(value, np.float32)).to(self.device) for key, value in chosen.items()

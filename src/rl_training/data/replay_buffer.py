@@ -12,6 +12,7 @@ from pydantic import Field
 from rl_training.config import Settings
 from rl_training.data.row_ring import RowRing
 from rl_training.envs.goals import flatten_goal_observation
+from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.types import Batch, Observation, SpaceSpec
 
 Array = NDArray[Any]
@@ -30,8 +31,16 @@ class ReplaySettings(Settings):
 class ReplayBuffer:
     """The last ``capacity`` transitions of any number of environments, sampled uniformly with replacement."""
 
-    def __init__(self, spec: SpaceSpec, capacity: int, *, device: str | torch.device = "cpu", seed: int = 0) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        spec: SpaceSpec,
+        capacity: int,
+        *,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        reward_transform: RewardTransformConfig | None = None,
+    ) -> None:
+        self.spec, self.reward_transform = spec, reward_transform
         widths = {
             "observation": spec.policy_dim,
             "action": spec.action_dim,
@@ -67,6 +76,8 @@ class ReplayBuffer:
             observations = flatten_goal_observation(observations)
         if isinstance(next_observations, dict):
             next_observations = flatten_goal_observation(next_observations)
+        if self.reward_transform is not None:
+            rewards = self.reward_transform.apply(rewards)
         fields = [observations, actions, np.stack([rewards, terminated], axis=1), next_observations]
         self.ring.append(torch.from_numpy(np.concatenate(fields, axis=1, dtype=np.float32)).to(self.ring.device))
 

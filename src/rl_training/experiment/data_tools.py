@@ -23,6 +23,7 @@ from rl_training.data.dataset_loaders import (
 from rl_training.data.formats.minari_store import PREFIX
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.repair import repair_transitions
+from rl_training.envs.controllers import scripted_controller
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import extract_goal_parts, is_goal_space
 from rl_training.errors import ConfigError, DatasetError
@@ -84,7 +85,8 @@ def collect_dataset(
 
     Args:
         env_id: the environment; None takes that of the run.
-        policy: ``random``, or a run or checkpoint, whose actions are deterministic but for the noise.
+        policy: ``random``, ``scripted`` (the environment's hand-written controller, where there is one), or a run or
+            checkpoint, whose actions are deterministic but for the noise.
         episodes: how many episodes to play.
         noise: standard deviation of what is added to actions in [-1, 1]; for discrete actions the share that is random.
         seed: decides every random number.
@@ -94,22 +96,27 @@ def collect_dataset(
     if not 0 <= noise < np.inf:
         raise ConfigError(f"--noise {noise}: expected a number of at least 0")
     learner = None
-    if str(policy) != "random":
+    if str(policy) not in ("random", "scripted"):
         from rl_training.experiment.manager import load_policy
 
         if not Path(policy).exists():
-            raise ConfigError(f"--policy {str(policy)!r}: no such run or checkpoint; random plays at random")
+            raise ConfigError(
+                f"--policy {str(policy)!r}: no such run or checkpoint; expected one, or random or scripted"
+            )
         learner, config, _ = load_policy(Path(policy))
         if env_id is None or (env_id == config.env_id and not env_kwargs):
             env_id, env_kwargs = config.env_id, {**config.env_kwargs, **(env_kwargs or {})}
     if env_id is None:
-        raise ConfigError("--env is required with --policy random")
+        raise ConfigError(f"--env is required with --policy {policy}")
+    controller = scripted_controller(env_id) if str(policy) == "scripted" else None
     env = make_env(env_id, env_kwargs, raw_reward=True)
     try:
         spec = space_spec(env)
         rng = np.random.default_rng([seed, _COLLECTION])
-        if learner is None:
-            act: Policy = _random_policy(spec, rng)
+        if controller is not None:
+            act: Policy = _noisy(controller, spec, noise, rng)
+        elif learner is None:
+            act = _random_policy(spec, rng)
         else:
             for name in ("observation_dim", "goal_dim", "action_dim", "num_actions"):
                 have, need = getattr(spec, name), getattr(learner.spec, name)

@@ -15,6 +15,7 @@ from rl_training.runtime.dqn_trainer import DQN_RECIPE
 from rl_training.runtime.her_trainer import HER_RECIPE
 from rl_training.runtime.iql_trainer import IQL_RECIPE
 from rl_training.runtime.recipe import Recipe
+from rl_training.runtime.rlpd_trainer import RLPD_RECIPE
 from rl_training.runtime.sac_trainer import SAC_RECIPE
 from rl_training.runtime.td3_bc_trainer import TD3_BC_RECIPE
 from rl_training.runtime.td3_trainer import TD3_RECIPE
@@ -28,6 +29,7 @@ RECIPES: dict[str, Recipe] = {
     "dqn": DQN_RECIPE,
     "her": HER_RECIPE,
     "iql": IQL_RECIPE,
+    "rlpd": RLPD_RECIPE,
     "sac": SAC_RECIPE,
     "td3": TD3_RECIPE,
     "td3_bc": TD3_BC_RECIPE,

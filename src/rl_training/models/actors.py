@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from rl_training.models.mlp import MLP
 from rl_training.types import SpaceSpec
 
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
+_ADOPTED_LOG_STD = -2.0  # of a policy that was taken over from one that had no deviation of its own
 
 
 class DeterministicActor(nn.Module):
@@ -84,6 +85,49 @@ class SquashedGaussianActor(nn.Module):
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         raw = torch.addcmul(mean, log_std.exp(), noise)
         gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        # log(1 - tanh(x)²) in a form that does not lose its digits for large x.
-        squash = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
-        return torch.tanh(raw), (gaussian - squash).sum(-1)
+        return torch.tanh(raw), (gaussian - _squash_correction(raw)).sum(-1)
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the log-density ``[B]`` of given actions; those at the bounds count as just inside them."""
+        mean, log_std = self(observations)
+        raw = torch.atanh(actions.clamp(-1.0 + 1e-5, 1.0 - 1e-5))
+        gaussian = -0.5 * ((raw - mean) * (-log_std).exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
+        log_probs: Tensor = (gaussian - _squash_correction(raw)).sum(-1)
+        return log_probs
+
+
+def _squash_correction(raw: Tensor) -> Tensor:
+    """Return log(1 - tanh(x)²) in a form that does not lose its digits for large x."""
+    return 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+
+
+@torch.no_grad()
+def adopt_policy(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
+    """Give ``actor`` the policy of another one, from its state; the two may be of different kinds.
+
+    The mean action carries over exactly, and the deviation where both have one that depends on the state.
+
+    Raises:
+        ValueError: where the hidden layers or the number of actions differ.
+    """
+    own = actor.state_dict()
+    squashed = isinstance(actor, SquashedGaussianActor)
+    size = len(own["mlp.output.bias"]) // (2 if squashed else 1)
+    new = dict(own)
+    for name in (name for name in own if name.startswith("mlp.")):
+        value = other.get(name)
+        if value is not None and name.startswith("mlp.output."):
+            mean, deviation = value[..., :size], value[..., size:]
+            if squashed and deviation.shape[-1] == 0:
+                constant = other.get("log_std", torch.full((size,), _ADOPTED_LOG_STD, device=value.device))
+                deviation = constant if name.endswith("bias") else torch.zeros_like(mean)
+            value = torch.cat([mean, deviation], dim=-1) if squashed else mean
+        if value is None or value.shape != own[name].shape:
+            found = "nothing" if value is None else list(value.shape)
+            raise ValueError(
+                f"{name} is {found} there and {list(own[name].shape)} here: expected the same hidden_sizes"
+            )
+        new[name] = value
+    if "log_std" in own:
+        new["log_std"] = other.get("log_std", torch.full_like(own["log_std"], _ADOPTED_LOG_STD))
+    actor.load_state_dict(new)

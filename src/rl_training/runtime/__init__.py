@@ -9,6 +9,7 @@ from rl_training.runtime.ddpg_trainer import train_ddpg
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.her_trainer import train_her
 from rl_training.runtime.iql_trainer import train_iql
+from rl_training.runtime.rlpd_trainer import train_rlpd
 from rl_training.runtime.sac_trainer import train_sac
 from rl_training.runtime.td3_bc_trainer import train_td3_bc
 from rl_training.runtime.td3_trainer import train_td3
@@ -27,6 +28,7 @@ __all__ = [
     "train_dqn",
     "train_her",
     "train_iql",
+    "train_rlpd",
     "train_sac",
     "train_td3",
     "train_td3_bc",

@@ -7,30 +7,25 @@ import warnings
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import gymnasium as gym
 import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config, parse_config
-from rl_training.data import HERReplayBuffer, ReplayBuffer
-from rl_training.data.dataset_loaders import load_transition_dataset
-from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.envs.factory import make_env, make_vector_env, space_spec, split_env_kwargs
-from rl_training.envs.goals import GoalFunctions
+from rl_training.data.mixture import Mixture
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import CheckpointStore
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.experience import build_parts
+from rl_training.runtime.initialization import initialize
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.machine import machine_facts, package_version
 from rl_training.runtime.outcome import run_to_end
-from rl_training.runtime.random_play import play_at_random
-from rl_training.runtime.recipe import OfflineSettings, OnlineSettings, Recipe
+from rl_training.runtime.recipe import OnlineSettings, Recipe
 from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import SpaceSpec
@@ -99,15 +94,6 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-class _Parts(NamedTuple):
-    """What a recipe's learner is trained with."""
-
-    learner: Learner
-    experience: TransitionDataset | ReplayBuffer | HERReplayBuffer
-    replay: ReplayBuffer | HERReplayBuffer | None
-    collector: Collector | None
-
-
 def _assemble(
     recipe: Recipe,
     config: TrainConfig,
@@ -119,7 +105,9 @@ def _assemble(
 ) -> tuple[Trainer, Path]:
     """Build everything a run consists of. Nothing is written until all of it could be built."""
     torch.set_num_threads(config.num_threads)
-    parts = (_offline if recipe.experience == "dataset" else _online)(recipe, config, settings)
+    parts = build_parts(recipe, config, settings, resolve_device(config.device))
+    if run_dir is None:  # a run that is resumed has weights of its own
+        initialize(parts.learner, config, settings)
     evaluator = None
     if config.env_id is not None:
         evaluator = Evaluator(config.env_id, config.env_kwargs, episodes=config.eval_episodes, seed=config.seed)
@@ -135,6 +123,8 @@ def _assemble(
         evaluator=evaluator,
         settings=settings,
         collection=settings if isinstance(settings, OnlineSettings) else None,
+        prior=settings if isinstance(parts.experience, Mixture) else None,
+        starts_trained=settings.init_from is not None,
         batch_size=settings.batch_size,
         total_steps=config.total_timesteps,
         store=CheckpointStore(run_dir, keep=settings.keep_checkpoints),
@@ -148,91 +138,6 @@ def _assemble(
         callbacks=[*early, *callbacks],
     )
     return trainer, run_dir
-
-
-def _online(recipe: Recipe, config: TrainConfig, settings: Any) -> _Parts:
-    """Build a learner and the replay buffer that a collector fills."""
-    env_id = _required_env_id(config)
-    env = make_env(env_id, config.env_kwargs)
-    device = resolve_device(config.device)
-    replay: ReplayBuffer | HERReplayBuffer
-    if recipe.experience == "hindsight":
-        goals = GoalFunctions(env, split_env_kwargs(config.env_kwargs)[0].wrappers.reward)
-        _require_room_for_an_episode(env, settings.buffer_capacity)
-        learner = _fitting_learner(recipe, config, space_spec(env, goals))
-        replay = HERReplayBuffer(
-            learner.spec,
-            settings.buffer_capacity,
-            goals,
-            settings=settings,
-            num_envs=config.num_envs,
-            device=device,
-            seed=config.seed,
-        )
-    else:
-        env.close()
-        learner = _fitting_learner(recipe, config, space_spec(env))
-        replay = ReplayBuffer(learner.spec, settings.buffer_capacity, device=device, seed=config.seed)
-    envs = make_vector_env(env_id, config.env_kwargs, config.num_envs)
-    return _Parts(learner, replay, replay, Collector(envs, learner, settings, config.seed))
-
-
-def _offline(recipe: Recipe, config: TrainConfig, settings: OfflineSettings) -> _Parts:
-    """Build a learner and the dataset it learns from; an environment, if there is one, only evaluates."""
-    dataset = _load_dataset(config, settings)
-    spec = dataset.spec
-    if config.env_id is not None:
-        env = make_env(config.env_id, config.env_kwargs)
-        spec = space_spec(env)
-        env.close()
-    dataset = dataset.for_task(spec, device=resolve_device(config.device), seed=config.seed)
-    learner = _fitting_learner(recipe, config, spec)
-    for part in torch.split(dataset.policy_observations(), 65_536):
-        learner.observe(part)  # the data does not change, so its statistics are final
-    return _Parts(learner, dataset, None, None)
-
-
-def _load_dataset(config: TrainConfig, settings: OfflineSettings) -> TransitionDataset:
-    """Read, or play, the transitions that the settings name."""
-    if settings.dataset_kind == "random":
-        dataset = play_at_random(_required_env_id(config), config.env_kwargs, settings.dataset_size, config.seed)
-    else:
-        dataset = load_transition_dataset(
-            settings.dataset_path,
-            settings.dataset_kind,
-            dataset_id=settings.dataset_id,
-            download=settings.dataset_download,
-        )
-    if settings.dataset_top_fraction < 1:
-        dataset = dataset.top_episodes(settings.dataset_top_fraction)
-    return settings.transform_rewards(dataset)
-
-
-def _required_env_id(config: TrainConfig) -> str:
-    if config.env_id is None:
-        raise ConfigError(f"{config.algo}: key 'env_id' is required here and missing")
-    return config.env_id
-
-
-def _fitting_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learner:
-    try:
-        return build_learner(recipe, config, spec)
-    except ConfigError as error:
-        key = "algo_kwargs.backend" if recipe.experience == "hindsight" else "algo"
-        task = f"env_id = {config.env_id!r}" if config.env_id is not None else "the data"
-        raise ConfigError(f"{key} does not suit {task}: {error}") from None
-
-
-def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
-    """Refuse a buffer that cannot hold one episode, where the environment says how long one may get."""
-    limit = env.spec.max_episode_steps if env.spec is not None else None
-    if limit is None and env.has_wrapper_attr("max_steps"):
-        limit = env.get_wrapper_attr("max_steps")
-    if isinstance(limit, int) and capacity <= limit:
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity = {capacity} cannot hold an episode of {limit} steps:"
-            f" expected at least {limit + 1}"
-        )
 
 
 def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:

@@ -11,7 +11,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.recipe import Recipe
 
-AWAC_RECIPE = Recipe("awac", learner=lambda _: AWAC, experience="dataset")
+AWAC_RECIPE = Recipe("awac", learner=lambda _: AWAC, online=False)
 
 
 def train_awac(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:

@@ -11,7 +11,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.recipe import Recipe
 
-BC_RECIPE = Recipe("bc", learner=lambda _: BC, experience="dataset")
+BC_RECIPE = Recipe("bc", learner=lambda _: BC, online=False)
 
 
 def train_bc(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:

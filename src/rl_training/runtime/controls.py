@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,39 @@ class CollectionSettings(Settings):
     learning_starts: int = Field(1_000, ge=0, description="transitions collected, with random actions, before learning")
     train_frequency: int = Field(1, ge=1, description="transitions between two phases of learning")
     gradient_updates_per_step: float = Field(1.0, gt=0, description="updates per transition (the update-to-data ratio)")
+
+
+class PriorSettings(Settings):
+    """How prior data and fresh play come together. It matters where a dataset is given."""
+
+    offline_batch_ratio: Annotated[float, Field(ge=0, le=1)] | Schedule | None = Field(
+        None, description="share of prior rows in a batch: a number, or a schedule of one; unset: 0.5"
+    )
+    offline_pretrain_updates: int = Field(0, ge=0, description="updates on prior data alone, before the first step")
+
+    @model_validator(mode="after")
+    def _share(self) -> PriorSettings:
+        if max(self.prior_share.start, self.prior_share.end) > 1:
+            raise ValueError(
+                f"offline_batch_ratio goes from {self.prior_share.start:g} to {self.prior_share.end:g}:"
+                " expected at most 1"
+            )
+        return self
+
+    @property
+    def prior_share(self) -> Schedule:
+        """The share of prior rows as training goes on."""
+        ratio = self.offline_batch_ratio
+        return ratio if isinstance(ratio, Schedule) else Schedule(start=0.5 if ratio is None else ratio)
+
+
+class InitSettings(Settings):
+    """What a run starts from, if not from scratch."""
+
+    init_from: Path | None = Field(
+        None, description="a run or checkpoint to start from: all of it if its algorithm is the same, else its policy"
+    )
+    init_optimizers: bool = Field(True, description="whether the optimisers' moments are taken over from there as well")
 
 
 class LoopSettings(Settings):

@@ -11,8 +11,8 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.recipe import Recipe
 
-CQL_RECIPE = Recipe("cql", learner=lambda _: CQL, experience="dataset")
-DISCRETE_CQL_RECIPE = Recipe("discrete_cql", learner=lambda _: DiscreteCQL, experience="dataset")
+CQL_RECIPE = Recipe("cql", learner=lambda _: CQL, online=False)
+DISCRETE_CQL_RECIPE = Recipe("discrete_cql", learner=lambda _: DiscreteCQL, online=False)
 
 
 def train_cql(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:

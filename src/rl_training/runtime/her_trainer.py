@@ -20,7 +20,7 @@ def _backend(algo_kwargs: Mapping[str, Any]) -> type[Learner]:
     return BACKENDS[parse_settings(BackendSettings, given, where="her", prefix="algo_kwargs.").backend]
 
 
-HER_RECIPE = Recipe("her", learner=_backend, experience="hindsight", own_settings=(BackendSettings, HindsightSettings))
+HER_RECIPE = Recipe("her", learner=_backend, hindsight=True, own_settings=(BackendSettings, HindsightSettings))
 
 
 def train_her(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:

@@ -11,7 +11,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.recipe import Recipe
 
-IQL_RECIPE = Recipe("iql", learner=lambda _: IQL, experience="dataset")
+IQL_RECIPE = Recipe("iql", learner=lambda _: IQL, online=False)
 
 
 def train_iql(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:

@@ -23,15 +23,15 @@ class MetricsLogger:
         self._columns = [STEP, UPDATES]
         self._tensorboard: Any = None
 
-    def open(self, resume_at: int | None = None) -> None:
-        """Start the logs, or go on with them after cutting off what came after step ``resume_at``."""
+    def open(self, resume_at: tuple[int, int] | None = None) -> None:
+        """Start the logs, or go on with them after cutting off what came after that step and update."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
 
         if resume_at is not None:
-            self._rows = [row for row in read_metrics(self.path) if row[STEP] <= resume_at]
+            self._rows = [row for row in read_metrics(self.path) if (row[STEP], row[UPDATES]) <= resume_at]
         for row in self._rows:
             self._add_columns(row)
-        purge = None if resume_at is None else resume_at + 1
+        purge = None if resume_at is None else resume_at[0] + 1
         with self._explained():
             self._rewrite()
             self._tensorboard = SummaryWriter(str(self.path.parent), purge_step=purge)

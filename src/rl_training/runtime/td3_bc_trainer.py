@@ -11,7 +11,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.recipe import Recipe
 
-TD3_BC_RECIPE = Recipe("td3_bc", learner=lambda _: TD3BC, experience="dataset")
+TD3_BC_RECIPE = Recipe("td3_bc", learner=lambda _: TD3BC, online=False)
 
 
 def train_td3_bc(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:

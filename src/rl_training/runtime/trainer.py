@@ -13,11 +13,13 @@ import numpy as np
 from rl_training.algorithms.base import Learner
 from rl_training.config import differences
 from rl_training.data import HERReplayBuffer, ReplayBuffer
+from rl_training.data.mixture import Mixture
 from rl_training.errors import CheckpointError
+from rl_training.runtime.acceleration import accelerated_update
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.controls import CollectionSettings, LoopSettings, TrainerState
+from rl_training.runtime.controls import CollectionSettings, LoopSettings, PriorSettings, TrainerState
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
@@ -45,7 +47,8 @@ class Experience(Protocol):
 class Trainer:
     """Trains one learner on one experience until a budget is used up or something asks it to stop.
 
-    What the ``collector`` brings goes to ``replay``; offline there is neither.
+    What the ``collector`` brings goes to ``replay``; offline there is neither. ``prior`` says how a mixture with prior
+    data is drawn, and ``starts_trained`` that the policy is worth following, and evaluating, from the first step.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Trainer:
         evaluator: Evaluator | None,
         settings: LoopSettings,
         collection: CollectionSettings | None,
+        prior: PriorSettings | None = None,
+        starts_trained: bool = False,
         batch_size: int,
         total_steps: int,
         store: CheckpointStore,
@@ -68,13 +73,16 @@ class Trainer:
     ) -> None:
         self.name, self.learner, self.experience = name, learner, experience
         self.collector, self.evaluator = collector, evaluator
-        self.replay, self.collection = replay, collection
+        self.replay, self.collection, self.prior = replay, collection, prior
+        self.pretrain_updates = prior.offline_pretrain_updates if prior is not None else 0
+        self._starts_trained = starts_trained
         self.settings, self.batch_size, self.total_steps = settings, batch_size, total_steps
         self.store, self.logger, self.callbacks = store, logger, list(callbacks)
         self.about = about
         self.state = TrainerState()
+        self._update = accelerated_update(learner)
         self._train_metrics: Metrics = {}
-        self._restored_at: int | None = None
+        self._restored_at: tuple[int, int] | None = None
         self._saved_at: tuple[int, int] | None = None
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
 
@@ -86,14 +94,18 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_training_start(self)
         try:
+            if self._starts_trained and self._restored_at is None:
+                self._report_and_save(evaluating=True)  # what is handed over, before the first step changes it
             while not self.state.should_stop:
-                before = self.state.global_step
-                self._collect()
+                before, pretraining = self._position, self.pretraining
+                if not pretraining:
+                    self._collect()
                 self._learn()
                 self._check_budget()
                 for callback in self.callbacks:
                     callback.on_step(self)
-                self._report_and_save(before)
+                handing_over = pretraining and not self.pretraining
+                self._report_and_save(before, evaluating=handing_over)
             if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
                 self.save()  # the signal came before the first step, or after this one had been reported
         finally:
@@ -122,7 +134,7 @@ class Trainer:
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
         self.store.settle()
-        self._restored_at = self.state.global_step
+        self._restored_at = (self.state.global_step, self.state.update_count)
         if changed and self.replay is not None:
             for index in changed:
                 self.replay.discard_open_episode(index)
@@ -154,12 +166,23 @@ class Trainer:
             share = max(share, self.state.update_count / self.settings.max_updates)
         return min(1.0, share)
 
+    @property
+    def pretraining(self) -> bool:
+        """Whether the run still learns from prior data alone."""
+        return self.state.update_count < self.pretrain_updates and self.state.global_step == 0
+
+    @property
+    def _position(self) -> int:
+        """What intervals count: transitions, and updates while there are no transitions yet."""
+        return self.state.update_count if self.pretraining else self.state.global_step
+
     def _collect(self) -> None:
         """Take one step in every environment; offline, where there is none to take, the update itself is the step."""
         if self.collector is None or self.replay is None or self.collection is None:
             self.state.global_step += 1
             return
-        random = self.state.global_step < self.collection.learning_starts
+        trained = self._starts_trained or self.pretrain_updates > 0
+        random = self.state.global_step < self.collection.learning_starts and not trained
         self.replay.add(*cast(Any, self.collector.step(self.progress, random)))
         self.state.global_step += self.collector.num_envs
 
@@ -168,8 +191,10 @@ class Trainer:
         updates = self._updates_due()
         if updates > 0 and self.settings.lr_schedule is not None:
             self.learner.scale_learning_rates(self.settings.lr_schedule(self.progress))
+        if self.prior is not None and isinstance(self.experience, Mixture):
+            self.experience.ratio = self.prior.prior_share(self.progress)
         for _ in range(updates):
-            self._train_metrics.update(self.learner.update(self.experience.sample(self.batch_size)))
+            self._train_metrics.update(self._update(self.experience.sample(self.batch_size)))
             self.state.update_count += 1
 
     def _updates_due(self) -> int:
@@ -179,13 +204,16 @@ class Trainer:
         update per step adds up.
         """
         wanted, collection = self.state.global_step, self.collection
-        if collection is not None:
+        if self.pretraining:  # one at a time, so that a signal is heard between any two
+            wanted = self.state.update_count + 1
+        elif collection is not None:
             if len(self.experience) == 0:  # hindsight has nothing to offer before the first episode is complete
                 self.state.first_data_step = wanted
                 return 0
             start = max(collection.learning_starts, self.state.first_data_step)
             trained_until = wanted - wanted % collection.train_frequency
             wanted = math.floor(max(0, trained_until - start) * collection.gradient_updates_per_step)
+            wanted += self.pretrain_updates
         if self.settings.max_updates is not None:
             wanted = min(wanted, self.settings.max_updates)
         return max(0, wanted - self.state.update_count)
@@ -200,12 +228,12 @@ class Trainer:
         if reason is not None and (not self.state.should_stop or self.state.interrupted):
             self.state.should_stop, self.state.stop_reason = True, reason
 
-    def _report_and_save(self, before: int) -> None:
-        """Evaluate, log and checkpoint where an interval was completed, and always at the end."""
+    def _report_and_save(self, before: int | None = None, *, evaluating: bool = False) -> None:
+        """Evaluate, log and checkpoint where an interval was completed since ``before``, and always at the end."""
         settings, state = self.settings, self.state
         # An interrupted run reports nothing of its own: once resumed, its log is that of a run that never stopped.
         finishing = state.should_stop and not state.interrupted
-        evaluating = finishing or self._crossed(before, settings.eval_interval)
+        evaluating = evaluating or finishing or self._crossed(before, settings.eval_interval)
         logging = evaluating or self._crossed(before, settings.log_interval)
         saving = self._crossed(before, settings.checkpoint_interval)
         if logging or saving or state.should_stop:
@@ -260,6 +288,9 @@ class Trainer:
         state = self.state
         metrics = {name: float(value) for name, value in self._train_metrics.items()}
         metrics |= self.rollout_metrics()
+        share = self.experience.take_share() if isinstance(self.experience, Mixture) else None
+        if share is not None:
+            metrics["train/offline_share"] = share
         metrics["time/fps"] = (state.global_step - self._clock_step) / elapsed
         metrics["time/updates_per_second"] = (state.update_count - self._clock_updates) / elapsed
         self.logger.record(metrics)
@@ -270,6 +301,6 @@ class Trainer:
         self._clock = time.perf_counter()
         self._clock_step, self._clock_updates = self.state.global_step, self.state.update_count
 
-    def _crossed(self, before: int, interval: int | None) -> bool:
-        """Return whether this step completed an interval."""
-        return interval is not None and self.state.global_step // interval > before // interval
+    def _crossed(self, before: int | None, interval: int | None) -> bool:
+        """Return whether the steps since ``before`` completed an interval."""
+        return interval is not None and before is not None and self._position // interval > before // interval

@@ -1,0 +1,64 @@
+"""RLPD: Reinforcement Learning with Prior Data (Ball et al., 2023, https://arxiv.org/abs/2302.02948).
+
+SAC with what makes prior data safe to learn from at many updates per environment step: LayerNorm in the critics, a
+large ensemble of them whose target is the minimum over a small random subset, and batches of which a fixed share is
+prior data (``data/mixture.py``).
+
+Critic:  y = r + γ (1 - terminated) · (min_{i in subset} Q'_i(s', a') - α log π(a'|s')),   L = Σ_i mean (Q_i(s, a) - y)²
+Actor:   L = mean (α log π(a|s) - mean_i Q_i(s, a)),   once per environment step, however many critic updates it has.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.sac import SAC, SACSettings
+from rl_training.types import Batch, Metrics, SpaceSpec
+
+
+class RLPDSettings(SACSettings):
+    """Settings of RLPD."""
+
+    num_critics: int = Field(10, ge=1, le=256, description="critics in the ensemble")
+    num_min_critics: int | None = Field(
+        2, ge=1, description="critics, drawn anew each update, whose minimum is the target; unset: all"
+    )
+    critic_layer_norm: bool | None = Field(True, description="LayerNorm in the critics")
+    gradient_updates_per_step: float = Field(20.0, gt=0, description="updates per transition (the paper's UTD)")
+    policy_delay: int | None = Field(  # type: ignore[assignment]
+        None, ge=1, description="critic updates for each update of the actor; unset: gradient_updates_per_step"
+    )
+    target_entropy: float | None = Field(
+        None, description="entropy an automatic temperature aims at; unset: -action_dim / 2"
+    )
+
+
+class RLPD(SAC):
+    """SAC over prior and fresh data, with an ensemble of normalised critics."""
+
+    Settings = RLPDSettings
+    settings: RLPDSettings
+
+    @property
+    def policy_delay(self) -> int:
+        """Critic updates for each update of the actor."""
+        return self.settings.policy_delay or max(1, round(self.settings.gradient_updates_per_step))
+
+    @staticmethod
+    def default_target_entropy(spec: SpaceSpec) -> float:
+        """Return half of SAC's: policies near demonstrations are narrow."""
+        return -spec.action_dim / 2
+
+    def _policy_values(self, values: Tensor) -> Tensor:
+        return values.mean(dim=0)
+
+
+RLPDAlgorithm = RLPD
+
+
+def rlpd_loss(learner: RLPD, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+    """Return the critics' and the actor's loss on a batch, and their metrics, without changing any weight."""
+    critic_loss, metrics = learner.critic_loss(batch)
+    actor_loss, _, actor_metrics = learner.actor_loss(batch)
+    return critic_loss, actor_loss, metrics | actor_metrics

@@ -1,0 +1,104 @@
+"""Logged episodes with hindsight: the same relabelling as for fresh ones, over data that does not change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSettings
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.envs.goals import GoalFunctions, GoalParts
+from rl_training.errors import DatasetError
+from rl_training.types import SpaceSpec
+
+Array = NDArray[Any]
+
+
+class HindsightDataset(HERReplayBuffer):
+    """A hindsight buffer that holds the episodes of a dataset.
+
+    Rewards are asked of the environment for all rows, also for those whose goal stays, so that prior and fresh data
+    speak of the same reward whatever was recorded.
+    """
+
+    def __init__(
+        self,
+        dataset: TransitionDataset,
+        spec: SpaceSpec,
+        goals: GoalFunctions,
+        *,
+        settings: HindsightSettings | None = None,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+    ) -> None:
+        if not dataset.is_goal_conditioned:
+            raise DatasetError(
+                "the data has no goals, and hindsight needs them: expected achieved_goals and desired_goals,"
+                " or observations with observation, achieved_goal and desired_goal"
+            )
+        dataset = dataset.for_task(spec)
+        ends = _segment_ends(dataset)
+        super().__init__(spec, len(dataset) + len(ends), goals, settings=settings, device=device, seed=seed)
+        self._fingerprint = dataset.fingerprint()
+        self._store_episodes(dataset, ends)
+        if len(self) == 0:
+            raise DatasetError("the data has no episode of two observations: there is nothing to relabel")
+
+    def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
+        """Return what a resumed run needs: the random state, and how to recognise the data, not the data itself."""
+        return {
+            "rng": self.rng.bit_generator.state,
+            "goals": self.goals.state_dict(),
+            "fingerprint": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned, if the data is still the same."""
+        if state["fingerprint"] != self._fingerprint:
+            raise DatasetError("this is not the data the run was started with: its content or order has changed")
+        self.rng.bit_generator.state = state["rng"]
+        self.goals.load_state_dict(state["goals"])
+
+    def policy_observations(self) -> torch.Tensor:
+        """Return all that a policy would have seen with the goals as they were, ``[N, policy_dim]``, on the device."""
+        rows = self.ring.rows[: self.ring.written, : self.spec.policy_dim]
+        return rows.to(self.device)
+
+    def _store_episodes(self, dataset: TransitionDataset, ends: Array) -> None:
+        arrays = dataset.arrays
+        actions = arrays["actions"]
+        now = GoalParts(arrays["observations"], arrays["achieved_goals"], arrays["desired_goals"])
+        rewards = self.goals.rewards(arrays["next_achieved_goals"], arrays["desired_goals"])
+        steps = self._pack(now, actions, rewards, arrays["terminated"])
+        last = ends - 1
+        after = GoalParts(*(arrays[f"next_{key}"][last] for key in ("observations", "achieved_goals", "desired_goals")))
+        finals = self._pack(after, np.zeros_like(actions[last]), np.zeros(len(ends)), np.zeros(len(ends)))
+        begin = 0
+        for index, end in enumerate(ends):
+            if dataset.usable is None or dataset.usable[end - 1]:
+                self._store(np.concatenate([steps[begin:end], finals[index : index + 1]]))
+            elif end - begin > 1:
+                self._store(steps[begin:end])  # the last row's outcome is unknown: it serves as the final observation
+            begin = end
+
+
+def _segment_ends(dataset: TransitionDataset) -> Array:
+    """Return the row after each stretch in which every row leads to the next, or say where rows jump."""
+    ends = dataset.episode_ends
+    if dataset.usable is not None:
+        ends = np.union1d(ends, np.flatnonzero(~dataset.usable) + 1)
+    inside = np.ones(len(dataset) - 1, bool)
+    inside[ends[:-1] - 1] = False
+    for key in ("observations", "achieved_goals"):
+        following, claimed = dataset.arrays[key][1:], dataset.arrays[f"next_{key}"][:-1]
+        differs = ~np.isclose(following, claimed, rtol=1e-4, atol=1e-5).all(axis=1) & inside
+        if differs.any():
+            row = int(np.flatnonzero(differs)[0])
+            raise DatasetError(
+                f"row {row} does not lead to row {row + 1} (next_{key} is not what follows), and hindsight needs whole"
+                " episodes in their order: rl-training data inspect shows more"
+            )
+    return ends

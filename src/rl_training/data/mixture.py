@@ -1,0 +1,103 @@
+"""Prior data and fresh experience in one batch."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from rl_training.types import Batch
+
+
+class Source(Protocol):
+    """A dataset or a buffer."""
+
+    def __len__(self) -> int: ...
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw a minibatch."""
+        ...
+
+    def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
+        """Return what ``load_state_dict`` needs."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        ...
+
+
+class Mixture:
+    """Batches that begin with rows of ``prior`` data and end with ``fresh`` ones.
+
+    A batch gets ``round(ratio * batch_size)`` prior rows, and what rounding left over or took too much is settled with
+    the batches that follow: over any number of them the share is right to within half a row. Until there is anything
+    fresh, all rows are prior ones.
+
+    Attributes:
+        ratio: the share of prior rows, from 0 to 1; it may be changed between batches.
+    """
+
+    def __init__(self, prior: Source, fresh: Source, ratio: float = 0.5) -> None:
+        self.prior, self.fresh, self.ratio = prior, fresh, ratio
+        self._carried = 0.0
+        self._prior_drawn, self._drawn = 0, 0
+
+    def __len__(self) -> int:
+        return len(self.prior) + len(self.fresh)
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw a minibatch; its ``prior_rows`` says how many of its rows, the first ones, are prior data."""
+        count = self._prior_rows(batch_size)
+        self._prior_drawn += count
+        self._drawn += batch_size
+        if count in (0, batch_size):
+            return (self.prior if count else self.fresh).sample(batch_size)._replace(prior_rows=count)
+        return join(self.prior.sample(count), self.fresh.sample(batch_size - count))
+
+    def take_share(self) -> float | None:
+        """Return the share of prior rows since this was last asked; None where nothing was drawn."""
+        share = self._prior_drawn / self._drawn if self._drawn else None
+        self._prior_drawn, self._drawn = 0, 0
+        return share
+
+    def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
+        """Return what ``load_state_dict`` needs; prior data is read again, not stored."""
+        return {
+            "prior": self.prior.state_dict(with_rows=False),
+            "fresh": self.fresh.state_dict(with_rows=with_rows),
+            "carried": self._carried,
+            "drawn": [self._prior_drawn, self._drawn],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        self.prior.load_state_dict(state["prior"])
+        self.fresh.load_state_dict(state["fresh"])
+        self._carried = float(state["carried"])
+        self._prior_drawn, self._drawn = state["drawn"]
+
+    def _prior_rows(self, batch_size: int) -> int:
+        if len(self.fresh) == 0:
+            return batch_size
+        wanted = self.ratio * batch_size + self._carried
+        count = min(batch_size, max(0, round(wanted)))
+        self._carried = wanted - count
+        return count
+
+
+def join(prior: Batch, fresh: Batch) -> Batch:
+    """Put two batches into one; returns that fresh rows do not have yet become -inf, a bound that binds nothing."""
+    returns = None
+    if prior.returns is not None:
+        unknown = torch.full_like(fresh.rewards, -torch.inf) if fresh.returns is None else fresh.returns
+        returns = torch.cat([prior.returns, unknown])
+    return Batch(
+        observations=torch.cat([prior.observations, fresh.observations]),
+        actions=torch.cat([prior.actions, fresh.actions]),
+        rewards=torch.cat([prior.rewards, fresh.rewards]),
+        next_observations=torch.cat([prior.next_observations, fresh.next_observations]),
+        terminated=torch.cat([prior.terminated, fresh.terminated]),
+        returns=returns,
+        prior_rows=len(prior.rewards),
+    )

@@ -1,0 +1,74 @@
+"""Controllers written by hand, as a source of demonstrations where nothing has been trained yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.errors import ConfigError, did_you_mean
+
+Array = NDArray[Any]
+Controller = Callable[[dict[str, Array]], Array]
+
+
+def scripted_controller(env_id: str) -> Controller:
+    """Return the hand-written controller of an environment, from a goal observation to an action."""
+    if env_id not in _CONTROLLERS:
+        known = ", ".join(_CONTROLLERS)
+        raise ConfigError(
+            f"--policy scripted: there is no controller for {env_id!r}{did_you_mean(env_id, _CONTROLLERS)};"
+            f" expected one of {known}, or a trained run"
+        )
+    return _CONTROLLERS[env_id]
+
+
+def _steer_point(observation: dict[str, Array]) -> Array:
+    """Drive a point mass to the goal, braking in time."""
+    position, velocity = np.split(observation["observation"], 2)
+    return np.clip(4.0 * (observation["desired_goal"] - position) - 1.5 * velocity, -1.0, 1.0).astype(np.float32)
+
+
+def _reach(observation: dict[str, Array]) -> Array:
+    """Move the gripper straight to the goal."""
+    return _move(observation["desired_goal"] - observation["achieved_goal"])
+
+
+def _push(observation: dict[str, Array]) -> Array:
+    """Bring the closed gripper down behind the block, as seen from the goal, and push; lift it where it is astray.
+
+    It looks at positions alone, so it can take over anywhere in an episode.
+    """
+    gripper, block = observation["observation"][:3], observation["achieved_goal"]
+    way = (observation["desired_goal"] - block)[:2]
+    distance = float(np.linalg.norm(way))
+    if distance < 0.01:
+        return np.zeros(4, np.float32)
+    direction = way / distance
+    offset = (gripper - block)[:2]
+    along = float(offset @ direction)
+    aside = offset - along * direction
+    height = float(gripper[2] - block[2])
+    lined_up = along < -0.02 and float(np.linalg.norm(aside)) < 0.02
+    if lined_up and height < 0.03:
+        forward = direction * min(0.03, 0.35 * distance + max(0.0, -along - 0.05)) - aside
+        return _move(np.array([*forward, -height]))
+    behind = -0.08 * direction - offset
+    if float(np.linalg.norm(behind)) < 0.02:
+        return _move(np.array([*behind, -height]))
+    return _move(np.array([*(behind if height > 0.05 else 0.0 * behind), 0.08 - height]))
+
+
+def _move(offset: Array) -> Array:
+    """Return the Fetch arm's action that moves its gripper by ``offset``, as far as one step goes."""
+    return np.array([*np.clip(offset / 0.03, -1.0, 1.0), 0.0], np.float32)
+
+
+_CONTROLLERS: dict[str, Controller] = {
+    "rl_training/PointGoal1D-v0": _steer_point,
+    "rl_training/PointReach2D-v0": _steer_point,
+    "FetchReach-v4": _reach,
+    "FetchPush-v4": _push,
+}

@@ -1,0 +1,151 @@
+"""Where a run's batches come from: logged data, what it collects, or a mixture of both."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.config import TrainConfig
+from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
+from rl_training.data.dataset_loaders import DatasetSettings, load_transition_dataset
+from rl_training.data.hindsight_dataset import HindsightDataset
+from rl_training.data.mixture import Mixture
+from rl_training.envs.factory import make_env, make_vector_env, space_spec, split_env_kwargs
+from rl_training.envs.goals import GoalFunctions
+from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.errors import ConfigError
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.random_play import play_at_random
+from rl_training.runtime.recipe import OnlineSettings, Recipe
+from rl_training.types import SpaceSpec
+
+Prior = TransitionDataset | HindsightDataset
+Replay = ReplayBuffer | HERReplayBuffer
+
+
+class Parts(NamedTuple):
+    """What a run consists of: a learner, what it samples, and, where it collects, the collector and its buffer."""
+
+    learner: Learner
+    experience: Prior | Replay | Mixture
+    replay: Replay | None
+    collector: Collector | None
+
+
+def build_parts(recipe: Recipe, config: TrainConfig, settings: Any, device: torch.device) -> Parts:
+    """Put together what a recipe and its settings ask for; nothing is written, and wrong input is refused."""
+    online = isinstance(settings, OnlineSettings)
+    dataset = load_dataset(config, settings) if settings.names_dataset or not online else None
+    goals, env_id = None, config.env_id
+    if recipe.hindsight or online:
+        env_id = required_env_id(config)
+    if env_id is not None:
+        env = make_env(env_id, config.env_kwargs)
+        if recipe.hindsight:
+            # Hindsight keeps this environment for itself, to ask it for rewards.
+            goals = GoalFunctions(env, split_env_kwargs(config.env_kwargs)[0].wrappers.reward)
+            if online:
+                _require_room_for_an_episode(env, settings.buffer_capacity)
+        else:
+            env.close()
+        spec = space_spec(env, goals)
+    else:
+        assert dataset is not None  # an offline run always has one
+        spec = dataset.spec
+    learner = _fitting_learner(recipe, config, settings, spec, device)
+    transform = None if recipe.hindsight else settings.reward_transform(dataset)
+    prior = None
+    if dataset is not None:
+        prior = _prior(dataset, learner, goals, settings, transform, config.seed)
+        for part in torch.split(prior.policy_observations(), 65_536):
+            learner.observe(part)
+    if not online or env_id is None:
+        assert prior is not None
+        return Parts(learner, prior, None, None)
+    replay: Replay
+    if goals is not None:
+        replay = HERReplayBuffer(
+            learner.spec,
+            settings.buffer_capacity,
+            goals,
+            settings=settings,
+            num_envs=config.num_envs,
+            device=device,
+            seed=config.seed,
+        )
+    else:
+        replay = ReplayBuffer(
+            learner.spec, settings.buffer_capacity, device=device, seed=config.seed, reward_transform=transform
+        )
+    experience = replay if prior is None else Mixture(prior, replay, settings.prior_share(0.0))
+    envs = make_vector_env(env_id, config.env_kwargs, config.num_envs)
+    return Parts(learner, experience, replay, Collector(envs, learner, settings, config.seed))
+
+
+def load_dataset(config: TrainConfig, settings: DatasetSettings) -> TransitionDataset:
+    """Read, or play, the transitions that the settings name, with the rewards that ``env_kwargs`` ask for."""
+    if settings.dataset_kind == "random":
+        dataset = play_at_random(required_env_id(config), config.env_kwargs, settings.dataset_size, config.seed)
+    else:
+        dataset = load_transition_dataset(
+            settings.dataset_path,
+            settings.dataset_kind,
+            dataset_id=settings.dataset_id,
+            download=settings.dataset_download,
+        )
+        wrapper = split_env_kwargs(config.env_kwargs)[0].wrappers.reward
+        if wrapper != RewardTransformConfig():
+            dataset = dataset.with_reward_transform(wrapper)
+    return dataset.top_episodes(settings.dataset_top_fraction) if settings.dataset_top_fraction < 1 else dataset
+
+
+def required_env_id(config: TrainConfig) -> str:
+    """Return the environment's id, or say that there must be one."""
+    if config.env_id is None:
+        raise ConfigError(f"{config.algo}: key 'env_id' is required here and missing")
+    return config.env_id
+
+
+def _prior(
+    dataset: TransitionDataset,
+    learner: Learner,
+    goals: GoalFunctions | None,
+    settings: Any,
+    transform: RewardTransformConfig | None,
+    seed: int,
+) -> Prior:
+    """Return logged data in the form that this learner samples."""
+    if goals is not None:
+        return HindsightDataset(dataset, learner.spec, goals, settings=settings, device=learner.device, seed=seed)
+    if transform is not None:
+        dataset = dataset.with_reward_transform(transform)
+    prior = dataset.for_task(learner.spec, device=learner.device, seed=seed)
+    if learner.needs_returns:
+        prior.returns = prior.returns_to_go(settings.gamma)
+    return prior
+
+
+def _fitting_learner(
+    recipe: Recipe, config: TrainConfig, settings: Any, spec: SpaceSpec, device: torch.device
+) -> Learner:
+    try:
+        return recipe.learner(config.algo_kwargs)(spec, settings, device=device, seed=config.seed)
+    except ConfigError as error:
+        key = "algo_kwargs.backend" if recipe.hindsight else "algo"
+        task = f"env_id = {config.env_id!r}" if config.env_id is not None else "the data"
+        raise ConfigError(f"{key} does not suit {task}: {error}") from None
+
+
+def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
+    """Refuse a buffer that cannot hold one episode, where the environment says how long one may get."""
+    limit = env.spec.max_episode_steps if env.spec is not None else None
+    if limit is None and env.has_wrapper_attr("max_steps"):
+        limit = env.get_wrapper_attr("max_steps")
+    if isinstance(limit, int) and capacity <= limit:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity = {capacity} cannot hold an episode of {limit} steps:"
+            f" expected at least {limit + 1}"
+        )

@@ -1,0 +1,55 @@
+"""Starting a run from another one: an offline policy goes online, or a cloned one becomes an actor."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from rl_training.algorithms.base import Learner
+from rl_training.config import TrainConfig
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.runtime.checkpoint_files import read_checkpoint
+from rl_training.runtime.checkpointing import find_checkpoint
+from rl_training.runtime.controls import InitSettings
+
+
+def initialize(learner: Learner, config: TrainConfig, settings: InitSettings) -> None:
+    """Take over what the run that ``init_from`` names has learned, if it names one.
+
+    A learner of the same algorithm gives everything: networks, targets, statistics and, unless ``init_optimizers`` is
+    off, the optimisers' moments. Any other gives its policy and what normalises its observations.
+    """
+    if settings.init_from is None:
+        return
+    try:
+        checkpoint = find_checkpoint(settings.init_from)
+        manifest, state = read_checkpoint(checkpoint, part="learner")
+    except CheckpointError as error:
+        raise ConfigError(f"algo_kwargs.init_from = {str(settings.init_from)!r}: {error}") from None
+    source = manifest["config"]
+    try:
+        for name in ("observation_dim", "goal_dim", "action_dim", "num_actions"):
+            there, here = manifest["spec"][name], getattr(learner.spec, name)
+            if there != here:
+                raise ValueError(f"{name} is {there} there and {here} here")
+        module = state["learner"]["module"]
+        if _learner_name(source["algo"], source["algo_kwargs"]) == _learner_name(config.algo, config.algo_kwargs):
+            learner.load_state_dict(module)
+            if settings.init_optimizers:
+                learner.load_optimizers(state["learner"]["optimizers"])
+        else:
+            learner.load_policy(module)
+            warnings.warn(
+                f"init_from: {source['algo']} and {config.algo} differ, so the policy is taken over and the rest"
+                " starts anew",
+                stacklevel=4,
+            )
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"algo_kwargs.init_from = {str(settings.init_from)!r} does not fit this run: {error}"
+        ) from None
+
+
+def _learner_name(algo: str, algo_kwargs: dict[str, Any]) -> str:
+    """Return the name of the learner alone: with hindsight it is the backend's."""
+    return str(algo_kwargs.get("backend", "ddpg")) if algo == "her" else algo
