@@ -527,6 +527,8 @@ class TestPredict:
 
     def test_standard_input_is_called_by_its_name(self, run: Run, trained: Path) -> None:
         assert_clear(run("predict", trained, "--obs", "-", stdin="x"), "line 1")
+        huge = run("predict", trained, "--obs", "-", stdin="[3.4e38, -3.4e38, 3.4e38]")
+        assert_clear(huge, "line 1", "no finite action")
 
     def test_a_missing_or_binary_file(self, run: Run, trained: Path, tmp_path: Path) -> None:
         assert_clear(run("predict", trained, "--obs", tmp_path / "missing"), "--obs", "missing")
