@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from rl_training.errors import WorkerError
 
@@ -25,7 +25,8 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     def __init__(self, builders: Sequence[EnvBuilder], timeout: float) -> None:
         self.timeout = timeout
-        super().__init__([partial(_in_worker, build) for build in builders], autoreset_mode=AutoresetMode.DISABLED)
+        builders = [partial(_in_worker, build) for build in builders]
+        super().__init__(builders, autoreset_mode=AutoresetMode.DISABLED, worker=_work)
         # Workers do not heed SIGTERM, which is how multiprocessing would end those that are left at exit.
         atexit.register(self._kill)
 
@@ -104,6 +105,12 @@ class WorkerVectorEnv(AsyncVectorEnv):
         for process in self.processes:
             if process.is_alive():
                 process.kill()
+
+
+def _work(*arguments: Any) -> None:
+    """Serve an environment until told to stop, or until nobody is left to serve, which is nothing to report."""
+    with contextlib.suppress(EOFError, ConnectionError):
+        _async_worker(*arguments)
 
 
 def _names(indices: list[int]) -> str:
