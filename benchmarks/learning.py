@@ -34,6 +34,8 @@ SUITES: dict[str, list[tuple[str, list[str]]]] = {
         ("her/bit_flipping", ["num_envs=4"]),
     ],
     "hopper": [(f"{algo}/hopper", []) for algo in ("bc", "td3_bc", "iql", "awac", "cql")],  # needs RL_TRAINING_DATA
+    # The second needs point_reach_demos.npz, here or in RL_TRAINING_DATA; the preset says how to make it.
+    "prior_data": [("rlpd/pendulum", []), ("her/point_reach_demos", [])],
     "classic": [(preset, []) for preset in ("ddpg/pendulum", "td3/pendulum", "sac/pendulum", "dqn/cartpole")],
 }
 

@@ -21,7 +21,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "disabled")
 
 PRESET = "rlpd/adroit_door"
-SHARED = ("reward_scale", "hidden_sizes", "backup_entropy", "gradient_updates_per_step", "learning_starts")
+SHARED = (
+    "reward_scale",
+    "hidden_sizes",
+    "backup_entropy",
+    "gradient_updates_per_step",
+    "policy_delay",
+    "initial_alpha",
+    "target_entropy",
+    "learning_starts",
+)
 
 
 def run(variant: str, seed: int, overrides: list[str]) -> dict[str, Any]:

@@ -16,24 +16,33 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rl_training.algorithms.actor_critic import ActorCriticSettings
+from rl_training.algorithms.actor_critic import ActorCriticSettings, DemonstrationSettings
 from rl_training.algorithms.awac import AWACSettings
 from rl_training.algorithms.base import CriticSettings, Learner, LearnerSettings
 from rl_training.algorithms.bc import BCSettings
 from rl_training.algorithms.cql import CQLSettings, DiscreteCQLSettings
 from rl_training.algorithms.ddpg import DDPGSettings
-from rl_training.algorithms.her import BACKENDS, BackendSettings
+from rl_training.algorithms.her import BackendSettings
 from rl_training.algorithms.iql import IQLSettings
+from rl_training.algorithms.rlpd import RLPDSettings
 from rl_training.algorithms.sac import SACSettings
 from rl_training.algorithms.td3 import TD3Settings
 from rl_training.algorithms.td3_bc import TD3BCSettings
 from rl_training.config import TrainConfig
 from rl_training.data import HindsightSettings, ReplaySettings
-from rl_training.data.dataset_loaders import DatasetSettings
+from rl_training.data.dataset_loaders import DatasetSettings, RewardSettings
 from rl_training.envs.factory import EnvSettings, WrapperSettings
 from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.experiment.registry import RECIPES
 from rl_training.runtime.collector import ExplorationSettings
-from rl_training.runtime.controls import CollectionSettings, EarlyStoppingConfig, LoopSettings
+from rl_training.runtime.controls import (
+    CollectionSettings,
+    EarlyStoppingConfig,
+    InitSettings,
+    LoopSettings,
+    PriorSettings,
+)
+from rl_training.runtime.recipe import OnlineSettings
 from rl_training.runtime.schedules import Schedule
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -52,12 +61,17 @@ CLASSES: dict[str, type[BaseModel]] = {
         ExplorationSettings,
         ReplaySettings,
         DatasetSettings,
+        RewardSettings,
+        PriorSettings,
+        InitSettings,
         LearnerSettings,
         CriticSettings,
         ActorCriticSettings,
+        DemonstrationSettings,
         DDPGSettings,
         TD3Settings,
         SACSettings,
+        RLPDSettings,
         BackendSettings,
         HindsightSettings,
         BCSettings,
@@ -80,7 +94,8 @@ def render(text: str) -> str:
 
 def region(name: str) -> str:
     """Return the table for one mark."""
-    return exploration_table() if name == "exploration" else settings_table(CLASSES[name])
+    special = {"exploration": exploration_table, "online": online_table}
+    return special[name]() if name in special else settings_table(CLASSES[name])
 
 
 def settings_table(cls: type[BaseModel]) -> str:
@@ -96,12 +111,24 @@ def settings_table(cls: type[BaseModel]) -> str:
 def exploration_table() -> str:
     """Return how each learner explores where ``exploration_noise`` and ``random_action_prob`` are unset."""
     rows = ["| Learner | `exploration_noise` | `random_action_prob` |", "|---|---|---|"]
-    rows += [f"| `{name}` | {_noise(cls)} | {cls.random_action_prob:g} |" for name, cls in BACKENDS.items()]
+    learners = {name: recipe.learner({}) for name, recipe in RECIPES.items() if not recipe.hindsight}
+    rows += [f"| `{name}` | {_noise(cls)} | {cls.random_action_prob:g} |" for name, cls in learners.items()]
     return "\n".join(rows)
 
 
+def online_table() -> str:
+    """Return the row of the one key whose default depends on the algorithm."""
+    field = OnlineSettings.model_fields["online"]
+    by_default = ", ".join(f"`{name}`" for name, recipe in RECIPES.items() if recipe.online)
+    default = f"`true` for {by_default}; else `false`"
+    return (
+        "| Key | Default | Accepts | Meaning |\n|---|---|---|---|\n"
+        f"| `online` | {default} | {_accepts(field)} | {_cell(field.description or '')} |"
+    )
+
+
 def _noise(cls: type[Learner]) -> str:
-    return f"{cls.exploration_noise:g}" if cls.actions == "continuous" else "none: actions are discrete"
+    return f"{cls.exploration_noise:g}" if cls.actions != "discrete" else "none: actions are discrete"
 
 
 def _default(field: FieldInfo) -> str:

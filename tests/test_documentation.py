@@ -2,8 +2,9 @@
 
 Commands run in this process, through the same entry point as ``rl-training``, because importing torch once for each of
 them would take most of the time. Steps, warm-up, batch size and evaluation episodes are cut; the rest of a command or
-snippet is run as it is written. The data that pages call ``logged.npz`` is made up here; a configuration whose data is
-not there is read, not trained. ``text`` blocks, which show output, are not compared with anything.
+snippet is run as it is written. The data that pages call ``logged.npz``, and the Adroit hand's, is made up here; a
+configuration whose data is not there is read, not trained. ``text`` blocks, which show output, are not compared with
+anything.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import pytest
 
 from rl_training import cli
+from rl_training.algorithms.her import BACKENDS
 from rl_training.config import PRESET_DIR, TrainConfig, load_config, preset_names
 from rl_training.data import inspection
 from rl_training.data.dataset_loaders import SUFFIXES, find_file
@@ -37,14 +39,14 @@ from rl_training.experiment.registry import RECIPES, read_config
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
-TINY = ["total_timesteps=120", "eval_episodes=1", "algo_kwargs.batch_size=32"]
+TINY = ["total_timesteps=120", "eval_episodes=1", "algo_kwargs.batch_size=32", "algo_kwargs.dataset_size=400"]
 TINY_ONLINE = [*TINY, "algo_kwargs.learning_starts=100"]
-TINY_OFFLINE = [*TINY, "algo_kwargs.dataset_size=400"]
 RUNS = {"docs/offline.md": "logged.yaml"}
 """What ``RUN`` is a run of, where it is not her/point_reach."""
 SHORT = 1_020
 """Steps of a run in Python: a few more than the presets collect before they learn. Offline all of them are updates."""
-SHORT_OFFLINE = 100
+SHORTER = {"docs/offline.md": 100, "docs/prior_data.md": 250}
+HAS_ROBOTICS = importlib.util.find_spec("gymnasium_robotics") is not None
 
 
 class Block(NamedTuple):
@@ -76,21 +78,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
         if block.file_name:
             (tmp_path / block.file_name).write_text(block.text)
     write_logged_data(tmp_path / "logged.npz")
+    if HAS_ROBOTICS:
+        write_logged_data(tmp_path / "adroit_door_human25.npz", observation_dim=39, action_dim=28)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("my_task", None)
 
 
-def write_logged_data(file: Path) -> None:
+def write_logged_data(file: Path, observation_dim: int = 3, action_dim: int = 1) -> None:
     """Write two short episodes that could be Pendulum's, under D4RL's names."""
     rng = np.random.default_rng(0)
-    states = rng.normal(size=(2, 101, 3)).astype(np.float32)
+    states = rng.normal(size=(2, 101, observation_dim)).astype(np.float32)
     np.savez(
         file,
-        observations=states[:, :-1].reshape(-1, 3),
-        next_observations=states[:, 1:].reshape(-1, 3),
-        actions=rng.uniform(-2, 2, (200, 1)).astype(np.float32),
+        observations=states[:, :-1].reshape(-1, observation_dim),
+        next_observations=states[:, 1:].reshape(-1, observation_dim),
+        actions=rng.uniform(-2, 2, (200, action_dim)).astype(np.float32),
         rewards=rng.normal(size=200).astype(np.float32),
         terminals=np.zeros(200, bool),
         timeouts=np.arange(200) % 100 == 99,
@@ -111,7 +115,9 @@ def rl_training(arguments: list[str], stdin: str = "") -> tuple[int, str]:
 
 def tiny(config: TrainConfig) -> list[str]:
     """Return the arguments that make a run short."""
-    settings = TINY_OFFLINE if not RECIPES[config.algo].online else TINY_ONLINE
+    settings = TINY_ONLINE if config.algo_kwargs.get("online", RECIPES[config.algo].online) else TINY
+    if "offline_pretrain_updates" in config.algo_kwargs:
+        settings = [*settings, "algo_kwargs.offline_pretrain_updates=20"]
     return [part for setting in settings for part in ("--set", setting)]
 
 
@@ -124,9 +130,13 @@ def data_is_here(config: TrainConfig) -> bool:
         return False
 
 
-def run_of(page: str, folder: Path) -> Path:
-    """Return what ``RUN`` stands for on a page: the newest run of its example, made here where there is none yet."""
-    source = RUNS.get(page, "her/point_reach")
+def run_of(name: str, page: str, folder: Path) -> Path:
+    """Return what ``RUN`` stands for on a page: the newest run of its example, made here where there is none yet.
+
+    ``IQL_RUN`` is one of the preset iql/pendulum, and so on.
+    """
+    algo = name.removesuffix("RUN").rstrip("_").lower()
+    source = f"{algo}/pendulum" if algo else RUNS.get(page, "her/point_reach")
     pattern = f"runs/{source.replace('/', '-').removesuffix('.yaml')}-s*"
     if not list(folder.glob(pattern)):
         rl_training(["train", source, *tiny(load_config(source))])
@@ -149,7 +159,9 @@ def run_line(line: str, page: str, folder: Path) -> None:
         return  # the extra `video` is not installed
     if re.search(r"\.(hdf5|parquet)\b", line) and importlib.util.find_spec("h5py") is None:
         return  # the extra `offline` is not installed
-    arguments = [re.sub(r"^RUN\b", lambda _: str(run_of(page, folder)), word) for word in words[1:]]
+    if re.search(r"fetch|adroit", line, re.IGNORECASE) and not HAS_ROBOTICS:
+        return  # the extra `robotics` is not installed
+    arguments = [re.sub(r"^([A-Z]+_)?RUN\b", lambda m: str(run_of(m[0], page, folder)), word) for word in words[1:]]
     if "--episodes" in arguments:
         arguments[arguments.index("--episodes") + 1] = "1"
     with pytest.MonkeyPatch.context() as patch:
@@ -157,6 +169,8 @@ def run_line(line: str, page: str, folder: Path) -> None:
             patch.setenv(*variable.split("=", 1))
         if arguments[0] == "train":
             changes = [value for name, value in itertools.pairwise(arguments) if name == "--set"]
+            if "--init-from" in arguments:
+                changes.append("algo_kwargs.online=true")
             config = load_config(arguments[1], changes)
             if expected == 0 and not data_is_here(config):
                 read_config(arguments[1], changes)
@@ -203,7 +217,7 @@ PAGES_WITH_SNIPPETS = sorted({b.page for b in ALL_BLOCKS if b.language == "pytho
 def test_python_snippets_run(page: str, folder: Path) -> None:
     """The snippets of a page run in order, in one namespace, as a reader would try them."""
     namespace: dict[str, object] = {"__name__": "snippet"}
-    steps = SHORT_OFFLINE if page == "docs/offline.md" else SHORT
+    steps = SHORTER.get(page, SHORT)
     for block in blocks(page):
         if block.language == "python" and block.file_name is None:
             text = block.text.replace(".learn()", ".learn(progress_bar=False)")
@@ -252,7 +266,7 @@ def test_tables_of_settings_are_up_to_date(generator: ModuleType) -> None:
 @pytest.mark.parametrize("algo", sorted(RECIPES))
 def test_every_setting_is_documented(algo: str, generator: ModuleType) -> None:
     documented = set(re.findall(r"^\| `(\w+)` \|", generator.PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    backends = ["ddpg", "td3", "sac", "dqn"] if algo == "her" else [None]
+    backends = list(BACKENDS) if algo == "her" else [None]
     for backend in backends:
         preset = next(name for name in preset_names() if name.startswith(f"{algo}/"))
         config = load_config(preset, [f"algo_kwargs.backend={backend}"] if backend else [])

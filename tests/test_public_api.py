@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl_training import DDPG, DQN, HER, SAC
+from rl_training import BC, DDPG, DQN, HER, RLPD, SAC
 from rl_training.config import preset_names
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.data import TransitionDataset
+from rl_training.errors import CheckpointError, ConfigError, DatasetError
+from rl_training.runtime.callbacks import Callback
 
 GOAL_OBSERVATION = {
     "observation": np.array([0.1, 0.0], np.float32),
@@ -94,3 +96,38 @@ def test_every_preset_has_a_managed_class(preset):
     managed = next(item for item in classes if getattr(item, "algo", None) == algo)
     model = managed.from_preset(name)
     assert model.config.total_timesteps > 0
+
+
+def pendulum_rows(n: int = 200) -> TransitionDataset:
+    rng = np.random.default_rng(0)
+    return TransitionDataset.from_dict(
+        {
+            "observations": rng.normal(size=(n, 3)),
+            "actions": rng.uniform(-2, 2, (n, 1)),
+            "rewards": rng.normal(size=n),
+            "next_observations": rng.normal(size=(n, 3)),
+            "terminated": np.arange(n) % 50 == 49,
+        }
+    )
+
+
+def test_a_dataset_in_memory_takes_the_place_of_a_file(tmp_path):
+    class Stop(Callback):
+        def on_step(self, trainer):
+            if trainer.state.global_step == 12:
+                trainer.state.stop("interrupted by a test")
+
+    values = {"env_id": "Pendulum-v1", "total_timesteps": 20, "eval_episodes": 1, "output_dir": str(tmp_path)}
+    small = {"hidden_sizes": [8], "batch_size": 8}
+    model = BC({**values, "algo_kwargs": small})
+    straight = model.learn(dataset=pendulum_rows())
+    broken = model.learn(dataset=pendulum_rows(), callbacks=[Stop()])
+    assert broken.status == "interrupted"
+    with pytest.raises(DatasetError, match="dataset_path"):
+        model.resume(broken.run_dir)
+    assert model.resume(broken.run_dir, dataset=pendulum_rows()).metrics == straight.metrics
+
+    mixed = RLPD({**values, "algo_kwargs": {**small, "num_critics": 2, "learning_starts": 10}})
+    with pytest.raises(ConfigError, match=r"offline_batch_ratio = 0\.5 needs prior data"):
+        mixed.learn()
+    assert mixed.learn(dataset=pendulum_rows()).update_count == 200

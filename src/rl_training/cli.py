@@ -83,7 +83,9 @@ def train(
         raise ConfigError("--seed and --seeds exclude each other")
     given = {"seed": seed, "output_dir": output_dir, "device": device}
     # An offline algorithm goes online when it starts from a policy, unless --set says otherwise.
-    start = [] if init_from is None else ["algo_kwargs.online=true", f"algo_kwargs.init_from={init_from.resolve()}"]
+    start = []
+    if init_from is not None:
+        start = ["algo_kwargs.online=true", f"algo_kwargs.init_from={json.dumps(str(init_from.resolve()))}"]
     overrides = [
         *start,
         *(set_ or []),

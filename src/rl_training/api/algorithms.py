@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config, parse_config, preset_names
+from rl_training.data import TransitionDataset
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.manager import (
@@ -92,19 +93,28 @@ class ManagedAlgorithm:
         return self._learner
 
     def learn(
-        self, total_timesteps: int | None = None, *, progress_bar: bool = False, callbacks: Sequence[Callback] = ()
+        self,
+        total_timesteps: int | None = None,
+        *,
+        dataset: TransitionDataset | None = None,
+        progress_bar: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> TrainResult:
-        """Train in a new run folder and keep the best policy."""
+        """Train in a new run folder and keep the best policy; a ``dataset`` in memory replaces the configured one."""
         if total_timesteps is not None:
             self.config = parse_config({**self.config.model_dump(), "total_timesteps": total_timesteps})
         return self._adopt(
-            train_experiment(self.config, name=self.name, progress_bar=progress_bar, callbacks=callbacks)
+            train_experiment(
+                self.config, name=self.name, progress_bar=progress_bar, callbacks=callbacks, dataset=dataset
+            )
         )
 
-    def resume(self, run_dir: str | Path, *, progress_bar: bool = False) -> TrainResult:
+    def resume(
+        self, run_dir: str | Path, *, dataset: TransitionDataset | None = None, progress_bar: bool = False
+    ) -> TrainResult:
         """Go on with a run from its latest checkpoint, under the configuration it was started with."""
         self.config = type(self)(Path(run_dir) / "config.yaml").config
-        return self._adopt(resume_experiment(Path(run_dir), progress_bar=progress_bar))
+        return self._adopt(resume_experiment(Path(run_dir), progress_bar=progress_bar, dataset=dataset))
 
     def predict(self, observation: Observation, deterministic: bool = True) -> tuple[NDArray[Any], None]:
         """Return the action for one observation, or a batch of them, and None (there is no recurrent state)."""

@@ -28,7 +28,8 @@ def scripted_controller(env_id: str) -> Controller:
 def _steer_point(observation: dict[str, Array]) -> Array:
     """Drive a point mass to the goal, braking in time."""
     position, velocity = np.split(observation["observation"], 2)
-    return np.clip(4.0 * (observation["desired_goal"] - position) - 1.5 * velocity, -1.0, 1.0).astype(np.float32)
+    acceleration = 4.0 * (observation["desired_goal"] - position) - 1.5 * velocity
+    return np.asarray(np.clip(acceleration, -1.0, 1.0), np.float32)
 
 
 def _reach(observation: dict[str, Array]) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config
+from rl_training.data import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError, MissingExtraError
 from rl_training.experiment.registry import recipe_for
 from rl_training.experiment.report import write_report
@@ -26,11 +27,20 @@ EVALUATION_SEED = 10_000
 
 
 def train_experiment(
-    config: TrainConfig, *, name: str | None = None, progress_bar: bool = False, callbacks: Sequence[Callback] = ()
+    config: TrainConfig,
+    *,
+    name: str | None = None,
+    progress_bar: bool = False,
+    callbacks: Sequence[Callback] = (),
+    dataset: TransitionDataset | None = None,
 ) -> TrainResult:
-    """Train ``config`` in a new run folder and write its report."""
+    """Train ``config`` in a new run folder, on a ``dataset`` in memory where one is given, and write its report."""
     result = runs.train(
-        recipe_for(config.algo), config, callbacks=_with_progress(callbacks, progress_bar), run_name=name
+        recipe_for(config.algo),
+        config,
+        callbacks=_with_progress(callbacks, progress_bar),
+        run_name=name,
+        dataset=dataset,
     )
     _report(result)
     return result
@@ -52,12 +62,20 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
     return train_experiment(config, name=name, progress_bar=progress_bar)
 
 
-def resume_experiment(run_dir: Path, *, progress_bar: bool = False, callbacks: Sequence[Callback] = ()) -> TrainResult:
+def resume_experiment(
+    run_dir: Path,
+    *,
+    progress_bar: bool = False,
+    callbacks: Sequence[Callback] = (),
+    dataset: TransitionDataset | None = None,
+) -> TrainResult:
     """Go on with a run from its latest checkpoint and write its report anew."""
     if not (run_dir / "config.yaml").is_file():
         raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
     config = load_config(run_dir / "config.yaml")
-    result = runs.resume(recipe_for(config.algo), run_dir, callbacks=_with_progress(callbacks, progress_bar))
+    result = runs.resume(
+        recipe_for(config.algo), run_dir, callbacks=_with_progress(callbacks, progress_bar), dataset=dataset
+    )
     _report(result)
     return result
 

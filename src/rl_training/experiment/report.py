@@ -25,6 +25,10 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Losses", (("train/critic_loss", "critic"), ("train/actor_loss", "actor"))),
     ("Mean Q", (("train/q_mean", "Q on the batch"),)),
 )
+_PRIOR_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Share of prior data", (("train/offline_share", "share of the batches"),)),
+    ("Q on prior and fresh data", (("train/q_prior", "prior"), ("train/q_fresh", "fresh"))),
+)
 
 
 def write_report(runs: Sequence[Path], output: Path) -> Path:
@@ -32,13 +36,18 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     from plotly.io import to_html
     from plotly.subplots import make_subplots
 
-    figure = make_subplots(rows=2, cols=2, subplot_titles=[title for title, _ in _PANELS], vertical_spacing=0.12)
-    in_legend: set[str] = set()
-    for index, run in enumerate(runs):
-        rows = read_metrics(run / "metrics.csv")
+    metrics = {run: read_metrics(run / "metrics.csv") for run in runs}
+    for run, rows in metrics.items():
         if not rows:
             raise ConfigError(f"{run}: not a run with metrics (there is no metrics.csv, or it is empty)")
-        for panel, (_, series) in enumerate(_PANELS):
+    has_prior = any("train/offline_share" in row for rows in metrics.values() for row in rows)
+    panels = _PANELS + _PRIOR_PANELS if has_prior else _PANELS
+    lines = len(panels) // 2
+    titles = [title for title, _ in panels]
+    figure = make_subplots(rows=lines, cols=2, subplot_titles=titles, vertical_spacing=0.24 / lines)
+    in_legend: set[str] = set()
+    for index, (run, rows) in enumerate(metrics.items()):
+        for panel, (_, series) in enumerate(panels):
             for order, (metric, label) in enumerate(series):
                 points = [(row[STEP], row[metric]) for row in rows if metric in row]
                 if not points:
@@ -60,7 +69,7 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
                 in_legend.add(name)
     figure.update_xaxes(title_text="steps", rangemode="tozero")
     figure.update_yaxes(range=[-0.03, 1.03], row=1, col=2)
-    figure.update_layout(template="plotly_white", height=820, margin={"t": 60, "b": 50})
+    figure.update_layout(template="plotly_white", height=410 * lines, margin={"t": 60, "b": 50})
     plots = to_html(figure, full_html=False, include_plotlyjs=True)
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     sections = "".join(_summary(run) for run in runs)
@@ -76,14 +85,30 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
 def _summary(run: Path) -> str:
     """Return a table of how a run stands and the configuration behind it."""
     last: dict[str, float] = {}
-    for row in read_metrics(run / "metrics.csv"):
+    rows = read_metrics(run / "metrics.csv")
+    for row in rows:
         last.update(row)
     cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.6g}</td></tr>" for name, value in last.items())
     config = html.escape(load_config(run / "config.yaml").to_yaml())
     return (
-        f"<h2>{html.escape(run.name)}</h2><p>{html.escape(_outcome(run))}</p><table>{cells}</table>"
+        f"<h2>{html.escape(run.name)}</h2><p>{html.escape(_outcome(run))}</p><p>{html.escape(hand_over(rows))}</p>"
+        f"<table>{cells}</table>"
         f"<details><summary>Configuration</summary><pre>{config}</pre></details>"
     )
+
+
+def hand_over(rows: Sequence[dict[str, float]]) -> str:
+    """Return what happened to a trained policy's return when it went online, or nothing where none did."""
+    changes = [(int(row[STEP]), row["handover/change"]) for row in rows if "handover/change" in row]
+    if not changes:
+        return ""
+    now = f"now {changes[-1][1]:+.4g}"
+    lowest_at, lowest = min(changes, key=lambda change: change[1])
+    if lowest >= 0:
+        return f"Going online cost nothing: the return never fell below what was handed over ({now})."
+    recovered = next((step for step, change in changes if step > lowest_at and change >= 0), None)
+    end = f"made up for by step {recovered:,}" if recovered is not None else "not made up for"
+    return f"Going online cost {-lowest:.4g} of return at worst, at step {lowest_at:,}, {end} ({now})."
 
 
 def _outcome(run: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config, parse_config
+from rl_training.data import TransitionDataset
 from rl_training.data.mixture import Mixture
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
@@ -37,18 +38,21 @@ def train(
     *,
     callbacks: Sequence[Callback] = (),
     run_name: str | None = None,
+    dataset: TransitionDataset | None = None,
 ) -> TrainResult:
-    """Train from the start in a new folder below ``config.output_dir``."""
+    """Train from the start in a new folder below ``config.output_dir``; a ``dataset`` replaces the one named there."""
     config, settings = complete_config(recipe, config), recipe.settings(config)
-    trainer, run_dir = _assemble(recipe, config, settings, callbacks, run_name=run_name)
+    trainer, run_dir = _assemble(recipe, config, settings, callbacks, dataset, run_name=run_name)
     with lock_run(run_dir):
         return run_to_end(trainer, run_dir)
 
 
-def resume(recipe: Recipe, run_dir: Path, *, callbacks: Sequence[Callback] = ()) -> TrainResult:
-    """Go on with a run where its latest checkpoint stands."""
+def resume(
+    recipe: Recipe, run_dir: Path, *, callbacks: Sequence[Callback] = (), dataset: TransitionDataset | None = None
+) -> TrainResult:
+    """Go on with a run where its latest checkpoint stands; one on a ``dataset`` in memory needs it again."""
     config = load_config(run_dir / "config.yaml")
-    trainer, _ = _assemble(recipe, config, recipe.settings(config), callbacks, run_dir=run_dir)
+    trainer, _ = _assemble(recipe, config, recipe.settings(config), callbacks, dataset, run_dir=run_dir)
     with lock_run(run_dir):
         trainer.restore()
         return run_to_end(trainer, run_dir)
@@ -99,18 +103,25 @@ def _assemble(
     config: TrainConfig,
     settings: Any,
     callbacks: Sequence[Callback],
+    dataset: TransitionDataset | None,
     *,
     run_name: str | None = None,
     run_dir: Path | None = None,
 ) -> tuple[Trainer, Path]:
     """Build everything a run consists of. Nothing is written until all of it could be built."""
     torch.set_num_threads(config.num_threads)
-    parts = build_parts(recipe, config, settings, resolve_device(config.device))
+    parts = build_parts(recipe, config, settings, resolve_device(config.device), dataset)
     if run_dir is None:  # a run that is resumed has weights of its own
         initialize(parts.learner, config, settings)
     evaluator = None
     if config.env_id is not None:
-        evaluator = Evaluator(config.env_id, config.env_kwargs, episodes=config.eval_episodes, seed=config.seed)
+        evaluator = Evaluator(
+            config.env_id,
+            config.env_kwargs,
+            episodes=config.eval_episodes,
+            seed=config.seed,
+            reference=settings.reference_scores,
+        )
     elif settings.early_stopping is not None:
         raise ConfigError("algo_kwargs.early_stopping looks at evaluations: expected an env_id to evaluate in")
     else:

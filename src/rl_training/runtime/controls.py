@@ -82,11 +82,20 @@ class LoopSettings(Settings):
         10_000, ge=1, description="steps between checkpoints; null: only at the end"
     )
     keep_checkpoints: int = Field(2, ge=2, description="checkpoints kept, besides the best")
+    reference_scores: tuple[float, float] | None = Field(
+        None, description="returns that count as 0 and 100 in eval/normalized_score; unset: D4RL's, where it has them"
+    )
     log_interval: int = Field(500, ge=1, description="steps between two lines of metrics.csv")
     early_stopping: EarlyStoppingConfig | None = Field(None, description="when to stop before the budget is used up")
     lr_schedule: Schedule | None = Field(
         None, description="factor of the learning rates: constant, linear, cosine, warmup"
     )
+
+    @model_validator(mode="after")
+    def _two_scores(self) -> LoopSettings:
+        if self.reference_scores is not None and self.reference_scores[0] >= self.reference_scores[1]:
+            raise ValueError(f"reference_scores = {list(self.reference_scores)}: expected the lower one first")
+        return self
 
 
 @dataclass
@@ -102,6 +111,8 @@ class TrainerState:
     best_score: tuple[float, float] | None = None
     """Success rate (0 where none is reported) and mean reward of the best evaluation."""
     last_evaluation: dict[str, float] = field(default_factory=dict)
+    handed_over: float | None = None
+    """The mean reward that a policy had before its first step online, where it was trained before."""
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the step it is at; the first reason stands."""

@@ -10,6 +10,7 @@ import numpy as np
 from rl_training.algorithms.base import Learner
 from rl_training.envs.factory import make_env
 from rl_training.envs.goals import episode_success
+from rl_training.envs.reference_scores import normalized_score, reference_scores
 
 _EVALUATION = 2**20  # the place of evaluation among the seeds, out of reach of environment indices
 
@@ -25,12 +26,16 @@ class Evaluator:
         episodes: int = 20,
         seed: int = 0,
         render_mode: str | None = None,
+        reference: tuple[float, float] | None = None,
     ) -> None:
         self.env = make_env(env_id, env_kwargs, render_mode=render_mode, raw_reward=True)
         self.episodes, self.seed = episodes, seed
+        self.reference = reference if reference is not None else reference_scores(env_id)
 
     def run(self, learner: Learner, *, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
         """Play the episodes with deterministic actions and return their mean reward, length and success rate.
+
+        Where the task's reference scores are known, the mean reward is also given on their scale.
 
         Args:
             learner: the policy.
@@ -62,6 +67,8 @@ class Evaluator:
         }
         if successes:
             metrics["eval/success_rate"] = float(np.mean(successes))
+        if self.reference is not None:
+            metrics["eval/normalized_score"] = normalized_score(metrics["eval/mean_reward"], self.reference)
         return metrics
 
     def close(self) -> None:

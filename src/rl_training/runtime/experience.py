@@ -18,8 +18,10 @@ from rl_training.envs.goals import GoalFunctions
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.controls import PriorSettings
 from rl_training.runtime.random_play import play_at_random
 from rl_training.runtime.recipe import OnlineSettings, Recipe
+from rl_training.runtime.schedules import Schedule
 from rl_training.types import SpaceSpec
 
 Prior = TransitionDataset | HindsightDataset
@@ -35,10 +37,22 @@ class Parts(NamedTuple):
     collector: Collector | None
 
 
-def build_parts(recipe: Recipe, config: TrainConfig, settings: Any, device: torch.device) -> Parts:
-    """Put together what a recipe and its settings ask for; nothing is written, and wrong input is refused."""
+def build_parts(
+    recipe: Recipe,
+    config: TrainConfig,
+    settings: Any,
+    device: torch.device,
+    dataset: TransitionDataset | None = None,
+) -> Parts:
+    """Put together what a recipe and its settings ask for; nothing is written, and wrong input is refused.
+
+    A ``dataset`` in memory takes the place of the one that the settings name.
+    """
     online = isinstance(settings, OnlineSettings)
-    dataset = load_dataset(config, settings) if settings.names_dataset or not online else None
+    if dataset is not None or settings.names_dataset or not online:
+        dataset = _logged_data(config, settings, dataset)
+    if dataset is None or not online:
+        _require_no_mixture(settings, without="an environment to play in" if dataset is not None else "prior data")
     goals, env_id = None, config.env_id
     if recipe.hindsight or online:
         env_id = required_env_id(config)
@@ -85,20 +99,22 @@ def build_parts(recipe: Recipe, config: TrainConfig, settings: Any, device: torc
     return Parts(learner, experience, replay, Collector(envs, learner, settings, config.seed))
 
 
-def load_dataset(config: TrainConfig, settings: DatasetSettings) -> TransitionDataset:
-    """Read, or play, the transitions that the settings name, with the rewards that ``env_kwargs`` ask for."""
-    if settings.dataset_kind == "random":
+def _logged_data(
+    config: TrainConfig, settings: DatasetSettings, dataset: TransitionDataset | None
+) -> TransitionDataset:
+    """Take, read or play the transitions of a run, with the rewards that ``env_kwargs`` ask for."""
+    if dataset is None and settings.dataset_kind == "random":
         dataset = play_at_random(required_env_id(config), config.env_kwargs, settings.dataset_size, config.seed)
     else:
-        dataset = load_transition_dataset(
+        dataset = dataset or load_transition_dataset(
             settings.dataset_path,
             settings.dataset_kind,
             dataset_id=settings.dataset_id,
             download=settings.dataset_download,
         )
-        wrapper = split_env_kwargs(config.env_kwargs)[0].wrappers.reward
-        if wrapper != RewardTransformConfig():
-            dataset = dataset.with_reward_transform(wrapper)
+        transform = split_env_kwargs(config.env_kwargs)[0].wrappers.reward
+        if transform != RewardTransformConfig():
+            dataset = dataset.with_reward_transform(transform)
     return dataset.top_episodes(settings.dataset_top_fraction) if settings.dataset_top_fraction < 1 else dataset
 
 
@@ -107,6 +123,19 @@ def required_env_id(config: TrainConfig) -> str:
     if config.env_id is None:
         raise ConfigError(f"{config.algo}: key 'env_id' is required here and missing")
     return config.env_id
+
+
+def _require_no_mixture(settings: Any, without: str) -> None:
+    """Refuse settings that only make sense where prior and fresh data are mixed."""
+    asked = {"bc_weight": getattr(settings, "bc_weight", 0.0)}
+    if isinstance(settings, PriorSettings):
+        share = settings.prior_share if settings.offline_batch_ratio is not None else Schedule(start=0.0)
+        asked["offline_batch_ratio"] = max(share.start, share.end)
+        asked["offline_pretrain_updates"] = settings.offline_pretrain_updates
+    for key, value in asked.items():
+        if value > 0:
+            expected = "dataset_path, dataset_id or dataset_kind" if without == "prior data" else "online: true"
+            raise ConfigError(f"algo_kwargs.{key} = {value:g} needs {without}: expected {expected} (or {key}: 0)")
 
 
 def _prior(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig
@@ -34,6 +37,7 @@ def initialize(learner: Learner, config: TrainConfig, settings: InitSettings) ->
                 raise ValueError(f"{name} is {there} there and {here} here")
         module = state["learner"]["module"]
         if _learner_name(source["algo"], source["algo_kwargs"]) == _learner_name(config.algo, config.algo_kwargs):
+            _require_same_networks(module, learner.state_dict())
             learner.load_state_dict(module)
             if settings.init_optimizers:
                 learner.load_optimizers(state["learner"]["optimizers"])
@@ -48,6 +52,16 @@ def initialize(learner: Learner, config: TrainConfig, settings: InitSettings) ->
         raise ConfigError(
             f"algo_kwargs.init_from = {str(settings.init_from)!r} does not fit this run: {error}"
         ) from None
+
+
+def _require_same_networks(there: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> None:
+    """Name the first weight that the two runs do not share in this shape."""
+    for name in {**here, **there}:
+        a, b = (list(state[name].shape) if name in state else "not there" for state in (there, here))
+        if a != b:
+            raise ValueError(
+                f"{name} is {a} in that run and {b} in this one: expected the same networks (hidden_sizes)"
+            )
 
 
 def _learner_name(algo: str, algo_kwargs: dict[str, Any]) -> str:

@@ -93,14 +93,6 @@ class Recipe:
                     f"algo_kwargs.learning_starts = {settings.learning_starts} leaves nothing to learn from:"
                     f" expected less than total_timesteps = {config.total_timesteps}"
                 )
-            if not settings.names_dataset:
-                for key, value in (
-                    ("offline_batch_ratio", settings.offline_batch_ratio and settings.prior_share.start),
-                    ("offline_pretrain_updates", settings.offline_pretrain_updates),
-                ):
-                    if value:
-                        raise ConfigError(
-                            f"algo_kwargs.{key} = {value:g} needs prior data: expected dataset_path, dataset_id or"
-                            f" dataset_kind (or {key}: 0)"
-                        )
+        elif config.num_envs != 1:
+            raise ConfigError(f"num_envs = {config.num_envs} collect nothing offline: expected 1, or online: true")
         return settings

@@ -251,6 +251,10 @@ class Trainer:
         state = self.state
         state.last_evaluation = metrics
         self.logger.record(metrics)
+        if self.collector is not None and state.global_step == 0:
+            state.handed_over = metrics["eval/mean_reward"]
+        elif state.handed_over is not None:
+            self.logger.record({"handover/change": metrics["eval/mean_reward"] - state.handed_over})
         for callback in self.callbacks:
             callback.on_evaluation(self, metrics)
         score = (metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"])
