@@ -45,6 +45,11 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn, 4 envs": {"algo": "dqn", "env_id": "CartPole-v1", "num_envs": 4, "algo_kwargs": ONLINE},
     "bc": {"algo": "bc", "env_id": "Pendulum-v1", "algo_kwargs": OFFLINE},
     "iql": {"algo": "iql", "env_id": "Pendulum-v1", "algo_kwargs": OFFLINE},
+    "rlpd": {
+        "algo": "rlpd",
+        "env_id": "Pendulum-v1",
+        "algo_kwargs": {**ONLINE, **OFFLINE, "offline_pretrain_updates": 100, "num_critics": 3},
+    },
 }
 SHARED = {
     "hidden_sizes": [16, 16],

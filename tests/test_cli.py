@@ -21,6 +21,7 @@ import pytest
 from gymnasium import spaces
 
 from rl_training import cli
+from rl_training.algorithms.base import Learner
 from rl_training.config import load_config, preset_names
 from rl_training.runtime.collector import Collector
 
@@ -527,6 +528,12 @@ class TestPredict:
 
     def test_standard_input_is_called_by_its_name(self, run: Run, trained: Path) -> None:
         assert_clear(run("predict", trained, "--obs", "-", stdin="x"), "line 1")
+
+    def test_no_nan_is_printed(self, run: Run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Numbers near the end of float32 are finite, and what a network makes of them may not be."""
+        monkeypatch.setattr(Learner, "predict", lambda *_: np.array([np.nan], np.float32))
+        answer = run("predict", trained, "--obs", "-", stdin="[3.4e38, -3.4e38, 3.4e38]")
+        assert_clear(answer, "line 1", "no finite action")
 
     def test_a_missing_or_binary_file(self, run: Run, trained: Path, tmp_path: Path) -> None:
         assert_clear(run("predict", trained, "--obs", tmp_path / "missing"), "--obs", "missing")

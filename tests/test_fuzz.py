@@ -247,7 +247,7 @@ def restore(run: Path) -> None:
     """Do all of a resume but its steps."""
     recipe = recipe_for("her")
     config = read_config(run / "config.yaml")
-    trainer, _ = assembly._assemble(recipe, config, recipe.settings(config), (), run_dir=run)
+    trainer, _ = assembly._assemble(recipe, config, recipe.settings(config), (), None, run_dir=run)
     try:
         trainer.restore()
     finally:

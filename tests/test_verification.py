@@ -36,6 +36,7 @@ def fingerprint(run_dir: Path) -> dict[str, str]:
     [
         ("her", {"num_envs": 3, "algo_kwargs": {"backend": "sac", "normalize_observations": True}}),
         ("ddpg", {"algo_kwargs": {"buffer_capacity": 120}}),
+        ("rlpd", {"algo_kwargs": {"dataset_kind": "random", "dataset_size": 200, "offline_pretrain_updates": 130}}),
         ("sac", {"algo_kwargs": {"early_stopping": {"patience": 50}, "lr_schedule": "cosine"}}),
     ],
 )

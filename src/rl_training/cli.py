@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 a bug; 2 the input is wrong; 3 interrupted, with a checkpo
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import threading
@@ -183,8 +184,11 @@ def predict(
     lines = sys.stdin if obs == "-" else Path(obs).open(encoding="utf-8", errors="replace")  # noqa: SIM115
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            observation = parse_observation(line, learner.spec, where=f"{obs}, line {number}")
-            print(json.dumps({"action": learner.predict(observation).tolist()}), flush=True)
+            where = f"{obs}, line {number}"
+            action = learner.predict(parse_observation(line, learner.spec, where=where)).tolist()
+            if not all(map(math.isfinite, action if isinstance(action, list) else [action])):
+                raise ConfigError(f"{where}: no finite action comes of it; expected smaller numbers")
+            print(json.dumps({"action": action}), flush=True)
 
 
 @app.command()

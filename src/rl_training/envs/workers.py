@@ -25,11 +25,8 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     def __init__(self, builders: Sequence[EnvBuilder], timeout: float) -> None:
         self.timeout = timeout
-        super().__init__(
-            [partial(_in_worker, build) for build in builders],
-            worker=_worker,
-            autoreset_mode=AutoresetMode.DISABLED,
-        )
+        builders = [partial(_in_worker, build) for build in builders]
+        super().__init__(builders, autoreset_mode=AutoresetMode.DISABLED, worker=_work)
         # Workers do not heed SIGTERM, which is how multiprocessing would end those that are left at exit.
         atexit.register(self._kill)
 
@@ -110,14 +107,14 @@ class WorkerVectorEnv(AsyncVectorEnv):
                 process.kill()
 
 
+def _work(*arguments: Any) -> None:
+    """Serve an environment until told to stop, or until nobody is left to serve, which is nothing to report."""
+    with contextlib.suppress(EOFError, ConnectionError):
+        _async_worker(*arguments)
+
+
 def _names(indices: list[int]) -> str:
     return f"environment{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices)) or '?'}"
-
-
-def _worker(*arguments: Any) -> None:
-    """Do what Gymnasium's worker does, and leave without a word when the process that steers it is gone."""
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        _async_worker(*arguments)
 
 
 def _in_worker(build: EnvBuilder) -> gym.Env[Any, Any]:

@@ -83,7 +83,7 @@ def resume_experiment(
 def load_policy(path: Path, device: str = "cpu") -> tuple[Learner, TrainConfig, Path]:
     """Return the learner behind a run (its best checkpoint) or a checkpoint, its configuration, and the checkpoint."""
     checkpoint = find_checkpoint(path)
-    algo = str(read_manifest(checkpoint)["config"]["algo"])
+    algo = str(read_manifest(checkpoint)["config"].get("algo"))
     learner, config = runs.load_learner(recipe_for(algo), checkpoint, device)
     return learner, config, checkpoint
 

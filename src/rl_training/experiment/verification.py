@@ -63,7 +63,7 @@ def verify_run(run_dir: Path) -> Verification:
     if len(newest) == 2:
         end, start = newest
         before, after = read_manifest(start), read_manifest(end)
-        if not differences(before["config"], after["config"]) and before["global_step"] < after["global_step"]:
+        if not differences(before["config"], after["config"]):
             return _between(run_dir, start, end)
     return _beyond(run_dir, newest[0])
 

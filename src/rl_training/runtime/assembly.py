@@ -78,7 +78,7 @@ def load_learner(recipe: Recipe, checkpoint: Path, device: str = "cpu") -> tuple
         # The policy alone: optimisers and generators belong to training, and to the device it ran on.
         learner.load_state_dict(state["learner"]["module"])
         learner.update_count = int(state["learner"]["update_count"])
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: config, spec and weights do not fit together: {error}") from error
     return learner, config
 

@@ -109,7 +109,7 @@ class Trainer:
                 if name in state["trainer"]["callbacks"]:
                     callback.load_state_dict(state["trainer"]["callbacks"][name])
             changed = self.collector.load_state_dict(state["collector"]) if self.collector is not None else []
-        except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             edited = differences(manifest["config"], self.about["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
