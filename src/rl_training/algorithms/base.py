@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from rl_training.algorithms.optimizer import FusedAdam
 from rl_training.config import Settings, parse_settings
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.envs.goals import flatten_goal_observation
@@ -198,7 +199,7 @@ class Learner(nn.Module):
         # On CUDA updates are recorded as graphs, in which a rate can only change where it lies in memory.
         recorded = self.device.type == "cuda"
         rate = torch.tensor(learning_rate, device=self.device) if recorded else learning_rate
-        optimizer = torch.optim.Adam(list(parameters), lr=rate, fused=True, capturable=recorded)
+        optimizer = FusedAdam(list(parameters), rate, capturable=recorded)
         self._optimizers[name], self._learning_rates[name] = optimizer, learning_rate
         return optimizer
 

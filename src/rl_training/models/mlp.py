@@ -29,14 +29,16 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Map ``[B, in]`` or ``[members, B, in]`` to ``[B, out]`` or ``[members, B, out]``."""
-        if self.weight.dim() == 2:
-            return torch.addmm(self.bias, x, self.weight)
         weight: Tensor = self.weight
         bias: Tensor = self.bias
-        if members is not None:
+        if members is not None and weight.dim() == 3:
             weight, bias = weight.index_select(0, members), bias.index_select(0, members)
+        if weight.dim() == 2:
+            return torch.addmm(bias, x, weight)
         if x.dim() == 2:
             x = x.expand(len(weight), *x.shape)
+        if weight.shape[2] == 1:  # a product of matrices and vectors, which the batched product is slow at
+            return torch.add(bias, (x * weight.transpose(1, 2)).sum(dim=2, keepdim=True))
         return torch.baddbmm(bias, x, weight)
 
 
@@ -84,7 +86,7 @@ class MLP(nn.Module):
             x = layer(x, members)
             if self.norms:
                 x = self.norms[index](x, members)
-            x = F.relu(x)
+            x = x.relu_()  # in place: no gradient asks for what was there before
         output: Tensor = self.output(x, members)
         return output
 

@@ -17,7 +17,7 @@ from rl_training.data.mixture import Mixture
 from rl_training.envs.factory import make_env, make_vector_env, space_spec, split_env_kwargs
 from rl_training.envs.goals import GoalFunctions
 from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import PriorSettings
 from rl_training.runtime.random_play import play_at_random
@@ -78,7 +78,10 @@ def build_parts(
     if dataset is not None:
         # A stream of its own: the replay buffer draws with the run's seed.
         seed = int(np.random.SeedSequence([config.seed, _PRIOR]).generate_state(1)[0])
-        prior = _prior(dataset, learner, goals, settings, transform, seed)
+        try:
+            prior = _prior(dataset, learner, goals, settings, transform, seed)
+        except DatasetError as error:
+            raise DatasetError(f"{settings.dataset_path or settings.dataset_id or 'dataset'}: {error}") from None
         for part in torch.split(prior.policy_observations(), 65_536):
             learner.observe(part)
     if not online or env_id is None:
