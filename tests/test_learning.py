@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from rl_training.config import parse_config
+from rl_training.data.dataset_loaders import write_transitions
+from rl_training.experiment.data_tools import collect_dataset
 from rl_training.experiment.registry import recipe_for
 from rl_training.runtime.assembly import train
 
@@ -86,3 +88,36 @@ def test_the_pole_is_balanced(tmp_path):
     }
     metrics = final_metrics(tmp_path, "dqn", "CartPole-v1", 25_000, algo_kwargs=options)
     assert metrics["eval/mean_reward"] >= 100  # random play gets about 20
+
+
+@pytest.fixture(scope="module")
+def demonstrations(tmp_path_factory):
+    """Twenty episodes of a hand-written controller on a line."""
+    dataset, _ = collect_dataset("rl_training/PointGoal1D-v0", "scripted", episodes=20)
+    return str(write_transitions(dataset, tmp_path_factory.mktemp("data") / "demonstrations.npz"))
+
+
+def mean_success(folder: Path, algo: str, steps: int, **algo_kwargs: Any) -> float:
+    """Return the success over two seeds, one of which is easier than the other."""
+    runs = [
+        final_metrics(folder, algo, "rl_training/PointGoal1D-v0", steps, seed=seed, algo_kwargs=algo_kwargs)
+        for seed in (0, 1)
+    ]
+    return sum(metrics["eval/success_rate"] for metrics in runs) / len(runs)
+
+
+@pytest.mark.parametrize("with_prior", [True, False])
+def test_demonstrations_give_hindsight_a_start(tmp_path, demonstrations, with_prior):
+    options = {"backend": "td3", "gamma": 0.95, "tau": 0.05, "learning_starts": 100, "gradient_updates_per_step": 4}
+    prior = {"dataset_path": demonstrations, "bc_weight": 1.0} if with_prior else {}
+    success = mean_success(tmp_path, "her", 650, random_action_prob=0.2, **options, **prior)
+    assert success >= 0.5 if with_prior else success <= 0.3
+
+
+@pytest.mark.parametrize("with_prior", [True, False])
+def test_rlpd_finds_a_sparse_reward_that_its_prior_data_has_found(tmp_path, demonstrations, with_prior):
+    options = {"num_critics": 4, "gamma": 0.95, "tau": 0.02, "learning_starts": 100, "gradient_updates_per_step": 4}
+    options |= {"policy_delay": 1, "backup_entropy": False, "alpha": 0.02}
+    prior = {"dataset_path": demonstrations} if with_prior else {"offline_batch_ratio": 0.0}
+    success = mean_success(tmp_path, "rlpd", 900, **options, **prior)
+    assert success >= 0.4 if with_prior else success <= 0.2
