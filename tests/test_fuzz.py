@@ -15,6 +15,8 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -319,6 +321,54 @@ def test_observations(run_dir: Path, sandbox: Path) -> None:
         assert learner.spec.action_dim == action.size
 
     fuzz(attempt, 500, sandbox)
+
+
+_MEASURED = """
+import resource, sys
+from rl_training.cli import main
+try:
+    main()
+finally:
+    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+"""
+
+
+def command_line(*arguments: str, stdin: bytes = b"") -> tuple[int, str, int]:
+    """Run a command in a process of its own and return its exit code, its errors and its peak memory in bytes."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURED, *arguments], input=stdin, capture_output=True, timeout=60, check=False
+    )
+    errors, _, peak = done.stderr.decode(errors="replace").rpartition("peak ")
+    return done.returncode, errors, int(peak) * 1024
+
+
+def test_the_command_line_answers_damage_in_a_line_or_two(run_dir: Path, sandbox: Path) -> None:
+    """A sample of all the above, each in a process: no traceback, exit code 0 or 2, and memory within bounds."""
+    rng = np.random.default_rng(FIRST)
+    usual = command_line("--version")[2]
+    config = config_path("bc/pendulum").read_bytes()
+    file = sandbox / "data.npz"
+    write_arrays("npz", transitions(rng), file)
+    content = file.read_bytes()
+    checkpoint = sandbox / "checkpoint"
+    shutil.copytree(resolve_checkpoint(run_dir / "checkpoints"), checkpoint)
+    manifest = (checkpoint / "manifest.json").read_bytes()
+    for _ in range(max(2, COUNT // 1000)):
+        (sandbox / "config.yaml").write_bytes(b"total_timesteps: -1\n" + mutate_bytes(config, rng))
+        file.write_bytes(mutate_bytes(content, rng))
+        (checkpoint / "manifest.json").write_bytes(mutate_bytes(manifest, rng))
+        for arguments, stdin in (
+            (("train", str(sandbox / "config.yaml"), "--output-dir", str(sandbox / "runs")), b""),
+            (("data", "inspect", str(file)), b""),
+            (("evaluate", str(checkpoint), "--episodes", "1"), b""),
+            (("predict", str(run_dir), "--obs", "-"), mutate_bytes(b"[0.1, 0.2, 0.3]\n", rng)),
+        ):
+            code, errors, peak = command_line(*arguments, stdin=stdin)
+            assert code in (0, 2), (arguments, errors)
+            assert "Traceback" not in errors
+            assert bool(errors.startswith("error: ")) == (code == 2), errors
+            assert peak <= usual + 2 * len(content) + (256 << 20)
+    assert not (sandbox / "runs").exists()
 
 
 def test_mutations_do_change_something() -> None:
