@@ -116,17 +116,25 @@ def within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def fuzz(attempt: Callable[[np.random.Generator], object], quick: int, folder: Path) -> None:
-    """Make many attempts: each may succeed or raise this package's error, and writes nothing beside ``folder``."""
+def fuzz(attempt: Callable[[np.random.Generator], object], quick: int, folder: Path) -> float:
+    """Make many attempts: each may succeed or raise this package's error, and writes nothing beside ``folder``.
+
+    Returns:
+        The share of inputs that were refused, which tells damage from noise that nobody looks at.
+    """
+    refused = 0
     before = {path for path in folder.parent.rglob("*") if folder not in path.parents}
     for seed in range(FIRST, FIRST + (COUNT or quick)):
         try:
-            with within(SECONDS), contextlib.suppress(RLTrainingError):
+            with within(SECONDS):
                 attempt(np.random.default_rng(seed))
+        except RLTrainingError:
+            refused += 1
         except BaseException as error:
             error.add_note(f"seed {seed}") if hasattr(error, "add_note") else print(f"seed {seed}")
             raise
     assert {path for path in folder.parent.rglob("*") if folder not in path.parents} == before
+    return refused / (COUNT or quick)
 
 
 @pytest.fixture
@@ -149,7 +157,7 @@ def test_configurations(preset: str, level: str, sandbox: Path) -> None:
         file.write_bytes(damaged)
         read_config(file, ["algo_kwargs.batch_size=8"] if rng.random() < 0.3 else [])
 
-    fuzz(attempt, 100, sandbox)
+    assert fuzz(attempt, 100, sandbox) > 0.1
 
 
 def transitions(rng: np.random.Generator) -> dict[str, Any]:
@@ -269,6 +277,7 @@ def test_checkpoints(level: str, run_dir: Path, sandbox: Path) -> None:
     latest = resolve_checkpoint(run / "checkpoints")
     manifest = json.loads(original[latest / "manifest.json"])
     manifest.pop("manifest_sha256")
+    noticed: list[bool] = []  # loading the policy refuses, where resuming goes back to the checkpoint before
 
     def attempt(rng: np.random.Generator) -> None:
         if level == "bytes":
@@ -286,8 +295,10 @@ def test_checkpoints(level: str, run_dir: Path, sandbox: Path) -> None:
                 damaged = mutate_tree(manifest, rng)
             (latest / "manifest.json").write_text(sealed(json.dumps(damaged)) if damaged else "{}")
         try:
+            noticed.append(True)
             with contextlib.suppress(RLTrainingError):
                 load_policy(latest)
+                noticed[-1] = False
             if rng.random() < 0.3:
                 restore(run)
             else:
@@ -299,6 +310,7 @@ def test_checkpoints(level: str, run_dir: Path, sandbox: Path) -> None:
                     path.write_bytes(content)
 
     fuzz(attempt, 80, sandbox)
+    assert np.mean(noticed) > 0.1
 
 
 def test_observations(run_dir: Path, sandbox: Path) -> None:
@@ -320,7 +332,7 @@ def test_observations(run_dir: Path, sandbox: Path) -> None:
         action = learner.predict(observation)
         assert learner.spec.action_dim == action.size
 
-    fuzz(attempt, 500, sandbox)
+    assert fuzz(attempt, 500, sandbox) > 0.1
 
 
 _MEASURED = """

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import CriticSettings, Learner
+from rl_training.algorithms.base import CriticSettings, Learner, soft_update
 from rl_training.config import Settings
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.types import Batch, Metrics
@@ -73,6 +73,25 @@ class ActorCritic(Learner):
     def _moves_actor(self) -> bool:
         """Whether the update that is under way moves the actor."""
         return self.update_count % self.policy_delay == 0
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the loss of all critics."""
+        raise NotImplementedError
+
+    def _update(self, batch: Batch) -> Metrics:
+        """Move the critics, every ``policy_delay`` updates the actor, and the targets after them."""
+        loss, metrics = self.critic_loss(batch)
+        self._minimize(loss, self.critic_optimizer)
+        if self._moves_actor:
+            metrics |= self._improve_actor(batch)
+        self._move_targets()
+        return metrics
+
+    def _improve_actor(self, batch: Batch) -> Metrics:
+        raise NotImplementedError
+
+    def _move_targets(self) -> None:
+        soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
 
     def _target_minimum(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the smallest target value ``[B]``; only the critics that take part are evaluated."""

@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
-from rl_training.algorithms.base import soft_update
 from rl_training.models import MLPAWACModel
 from rl_training.types import Batch, Metrics
 
@@ -51,14 +50,9 @@ class AWAC(ActorCritic):
         loss = -(weights * self.model.actor.log_prob(batch.observations, batch.actions)).mean()
         return loss, {"train/actor_loss": loss.detach(), "train/advantage": advantages.mean()}
 
-    def _update(self, batch: Batch) -> Metrics:
-        loss, metrics = self.critic_loss(batch)
-        self._minimize(loss, self.critic_optimizer)
-        if self._moves_actor:
-            loss, actor_metrics = self.actor_loss(batch)
-            self._minimize(loss, self.actor_optimizer)
-            metrics |= actor_metrics
-        soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
+    def _improve_actor(self, batch: Batch) -> Metrics:
+        loss, metrics = self.actor_loss(batch)
+        self._minimize(loss, self.actor_optimizer)
         return metrics
 
     def _act(self, observations: Tensor, deterministic: bool) -> Any:

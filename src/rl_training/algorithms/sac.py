@@ -18,7 +18,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings, DemonstrationSettings
-from rl_training.algorithms.base import soft_update
 from rl_training.models import MLPSACModel
 from rl_training.types import Batch, Metrics, SpaceSpec
 
@@ -95,17 +94,13 @@ class SAC(ActorCritic):
         """Return the loss that raises the temperature while the entropy is below its target."""
         return -self.log_alpha * (log_probs + self.target_entropy).mean()
 
-    def _update(self, batch: Batch) -> Metrics:
-        loss, metrics = self.critic_loss(batch)
-        self._minimize(loss, self.critic_optimizer)
-        if self._moves_actor:
-            loss, log_probs, actor_metrics = self.actor_loss(batch)
-            self._minimize(loss, self.actor_optimizer)
-            metrics |= actor_metrics
-            if self.learns_alpha:
-                self._minimize(self.alpha_loss(log_probs), self.alpha_optimizer)
-            metrics["train/alpha"] = self.log_alpha.detach().exp()
-        soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
+    def _improve_actor(self, batch: Batch) -> Metrics:
+        """Move the actor, and the temperature with it."""
+        loss, log_probs, metrics = self.actor_loss(batch)
+        self._minimize(loss, self.actor_optimizer)
+        if self.learns_alpha:
+            self._minimize(self.alpha_loss(log_probs), self.alpha_optimizer)
+        metrics["train/alpha"] = self.log_alpha.detach().exp()
         return metrics
 
     def _act(self, observations: Tensor, deterministic: bool) -> Any:

@@ -81,16 +81,16 @@ class TD3(ActorCritic):
     def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         return -values.mean(), {}
 
-    def _update(self, batch: Batch) -> Metrics:
-        loss, metrics = self.critic_loss(batch)
-        self._minimize(loss, self.critic_optimizer)
-        if self._moves_actor:
-            loss, actor_metrics = self.actor_loss(batch)
-            self._minimize(loss, self.actor_optimizer)
-            metrics |= actor_metrics
-            soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
-            soft_update(self.model.target_actor.parameters(), self.model.actor.parameters(), self.settings.tau)
+    def _improve_actor(self, batch: Batch) -> Metrics:
+        loss, metrics = self.actor_loss(batch)
+        self._minimize(loss, self.actor_optimizer)
         return metrics
+
+    def _move_targets(self) -> None:
+        """Move both targets, and only together with the actor."""
+        if self._moves_actor:
+            super()._move_targets()
+            soft_update(self.model.target_actor.parameters(), self.model.actor.parameters(), self.settings.tau)
 
     def _act(self, observations: Tensor, deterministic: bool) -> Any:
         return self.model.actor(observations)
