@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import gymnasium as gym
 import numpy as np
@@ -56,55 +56,48 @@ def build_parts(
         dataset = _logged_data(config, settings, dataset)
     if dataset is None or not online:
         _require_no_mixture(settings, without="an environment to play in" if dataset is not None else "prior data")
-    goals, env_id = None, config.env_id
-    if recipe.hindsight or online:
-        env_id = required_env_id(config)
-    if env_id is not None:
-        env = make_env(env_id, config.env_kwargs)
-        if recipe.hindsight:
-            # Hindsight keeps this environment for itself, to ask it for rewards.
-            goals = GoalFunctions(env, split_env_kwargs(config.env_kwargs)[0].wrappers.reward)
-            if online:
-                _require_room_for_an_episode(env, settings.buffer_capacity)
-        else:
-            env.close()
-        spec = space_spec(env, goals)
-    else:
-        assert dataset is not None  # an offline run always has one
-        spec = dataset.spec
+    spec, goals = _task(recipe, config, settings, dataset)
     learner = _fitting_learner(recipe, config, settings, spec, device)
     transform = None if recipe.hindsight else settings.reward_transform(dataset)
-    prior = None
-    if dataset is not None:
-        # A stream of its own: the replay buffer draws with the run's seed.
-        seed = int(np.random.SeedSequence([config.seed, _PRIOR]).generate_state(1)[0])
-        try:
-            prior = _prior(dataset, learner, goals, settings, transform, seed)
-        except DatasetError as error:
-            raise DatasetError(f"{settings.dataset_path or settings.dataset_id or 'dataset'}: {error}") from None
-        for part in torch.split(prior.policy_observations(), 65_536):
-            learner.observe(part)
-    if not online or env_id is None:
-        assert prior is not None
+    prior = None if dataset is None else _prior(dataset, learner, goals, settings, transform, config)
+    if not isinstance(settings, OnlineSettings):
+        assert prior is not None  # an offline run always has a dataset
         return Parts(learner, prior, None, None)
     replay: Replay
     if goals is not None:
         replay = HERReplayBuffer(
-            learner.spec,
+            spec,
             settings.buffer_capacity,
             goals,
-            settings=settings,
+            settings=cast(Any, settings),  # the recipe's settings hold hindsight's as well
             num_envs=config.num_envs,
             device=device,
             seed=config.seed,
         )
     else:
-        replay = ReplayBuffer(
-            learner.spec, settings.buffer_capacity, device=device, seed=config.seed, reward_transform=transform
-        )
+        capacity = settings.buffer_capacity
+        replay = ReplayBuffer(spec, capacity, device=device, seed=config.seed, reward_transform=transform)
     experience = replay if prior is None else Mixture(prior, replay, settings.prior_share(0.0))
-    envs = make_vector_env(env_id, config.env_kwargs, config.num_envs)
+    envs = make_vector_env(required_env_id(config), config.env_kwargs, config.num_envs)
     return Parts(learner, experience, replay, Collector(envs, learner, settings, config.seed))
+
+
+def _task(
+    recipe: Recipe, config: TrainConfig, settings: Any, dataset: TransitionDataset | None
+) -> tuple[SpaceSpec, GoalFunctions | None]:
+    """Return the sizes of the task and, with hindsight, who judges its goals; without an environment the data tells."""
+    online = isinstance(settings, OnlineSettings)
+    if config.env_id is None and dataset is not None and not (recipe.hindsight or online):
+        return dataset.spec, None
+    env = make_env(required_env_id(config), config.env_kwargs)
+    if not recipe.hindsight:
+        env.close()
+        return space_spec(env), None
+    # Hindsight keeps this environment for itself, to ask it for rewards.
+    goals = GoalFunctions(env, split_env_kwargs(config.env_kwargs)[0].wrappers.reward)
+    if online:
+        _require_room_for_an_episode(env, settings.buffer_capacity)
+    return space_spec(env, goals), goals
 
 
 def _logged_data(
@@ -152,16 +145,24 @@ def _prior(
     goals: GoalFunctions | None,
     settings: Any,
     transform: RewardTransformConfig | None,
-    seed: int,
+    config: TrainConfig,
 ) -> Prior:
-    """Return logged data in the form that this learner samples."""
-    if goals is not None:
-        return HindsightDataset(dataset, learner.spec, goals, settings=settings, device=learner.device, seed=seed)
-    if transform is not None:
-        dataset = dataset.with_reward_transform(transform)
-    prior = dataset.for_task(learner.spec, device=learner.device, seed=seed)
-    if learner.needs_returns:
-        prior.returns = prior.returns_to_go(settings.gamma)
+    """Return logged data in the form that this learner samples, after showing it the observations."""
+    # A stream of its own: the replay buffer draws with the run's seed.
+    seed = int(np.random.SeedSequence([config.seed, _PRIOR]).generate_state(1)[0])
+    prior: Prior
+    try:
+        if goals is not None:
+            prior = HindsightDataset(dataset, learner.spec, goals, settings=settings, device=learner.device, seed=seed)
+        else:
+            dataset = dataset if transform is None else dataset.with_reward_transform(transform)
+            prior = dataset.for_task(learner.spec, device=learner.device, seed=seed)
+            if learner.needs_returns:
+                prior.returns = prior.returns_to_go(settings.gamma)
+    except DatasetError as error:
+        raise DatasetError(f"{settings.dataset_path or settings.dataset_id or 'dataset'}: {error}") from None
+    for part in torch.split(prior.policy_observations(), 65_536):
+        learner.observe(part)
     return prior
 
 
