@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,29 @@ import torch
 from rl_training.config import TrainConfig, parse_config
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def command_group():
+    """Return a function that starts the command line in a process group of its own, which is gone after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rl_training", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -244,25 +243,13 @@ class TestInterruption:
         assert {**resumed, "run_dir": None} == {**whole, "run_dir": None}
 
     @pytest.mark.parametrize("vectorization", ["sync", "async"])
-    def test_ctrl_c_in_a_terminal(self, tmp_path: Path, vectorization: str) -> None:
+    def test_ctrl_c_in_a_terminal(self, tmp_path: Path, command_group, vectorization: str) -> None:
         """A terminal sends SIGINT to every process of the group, those of asynchronous environments included."""
         sets = tiny("total_timesteps=1000000", "num_envs=2", f"env_kwargs.vectorization={vectorization}")
-        command = [sys.executable, "-m", "rl_training", "train", "her/point_goal", *sets]
-        process = subprocess.Popen(
-            [*command, "--output-dir", str(tmp_path), "--json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            assert process.stderr is not None
-            assert process.stderr.readline().startswith("step 60 of 1,000,000")
-            os.killpg(process.pid, signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        process = command_group("train", "her/point_goal", *sets, "--output-dir", tmp_path, "--json")
+        assert process.stderr.readline().startswith("step 60 of 1,000,000")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 3, err
         assert "Traceback" not in err
         assert json.loads(out)["status"] == "interrupted"

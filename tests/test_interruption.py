@@ -98,28 +98,18 @@ def test_sigterm_on_logged_data(run: Run, tmp_path, monkeypatch, moment):
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)], ids=["SIGINT", "SIGTERM"]
 )
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_second_signal_leaves_at_once(tmp_path: Path, vectorization: str, number: signal.Signals, code: int) -> None:
+def test_a_second_signal_leaves_at_once(tmp_path: Path, command_group, vectorization: str, number, code: int) -> None:
     """The evaluation it is in would take hours; the run stays as its last checkpoint has it."""
     sets = tiny("num_envs=2", "eval_episodes=10000000", "algo_kwargs.checkpoint_interval=30")
     sets += ["--set", f"env_kwargs.vectorization={vectorization}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rl_training", "train", "her/point_goal", *sets, "--output-dir", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        wait_for(lambda: any(tmp_path.glob("*/checkpoints/latest")))
-        time.sleep(1.0)
-        os.killpg(process.pid, number)
-        time.sleep(0.5)
-        assert process.poll() is None  # it is still about to finish its evaluation
-        os.killpg(process.pid, number)
-        _, err = process.communicate(timeout=10)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    process = command_group("train", "her/point_goal", *sets, "--output-dir", tmp_path)
+    wait_for(lambda: any(tmp_path.glob("*/checkpoints/latest")))
+    time.sleep(1.0)
+    os.killpg(process.pid, number)
+    time.sleep(0.5)
+    assert process.poll() is None  # it is still about to finish its evaluation
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=10)
     assert process.returncode == code, err
     assert "Traceback" not in err
     (run_dir,) = tmp_path.iterdir()

@@ -166,25 +166,14 @@ def test_workers_that_nobody_closed_do_not_hold_up_the_end(tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_sigterm_to_the_whole_group_is_an_orderly_stop(tmp_path: Path, tiny_config) -> None:
+def test_sigterm_to_the_whole_group_is_an_orderly_stop(tmp_path: Path, tiny_config, command_group) -> None:
     """A scheduler signals every process of a job, the workers included."""
     file = tmp_path / "run.yaml"
     changes = {**CHANGES, "total_timesteps": 1_000_000, "eval_episodes": 1}
     file.write_text(tiny_config("her", **changes).to_yaml())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rl_training", "train", str(file), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("step 150 of 1,000,000")
-        os.killpg(process.pid, signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    process = command_group("train", file, "--json")
+    assert process.stderr.readline().startswith("step 150 of 1,000,000")
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
     assert json.loads(out)["stop_reason"] == "interrupted by SIGTERM"
