@@ -97,11 +97,11 @@ def demonstrations(tmp_path_factory):
     return str(write_transitions(dataset, tmp_path_factory.mktemp("data") / "demonstrations.npz"))
 
 
-def mean_success(folder: Path, algo: str, steps: int, **algo_kwargs: Any) -> float:
-    """Return the success over two seeds, one of which is easier than the other."""
+def mean_success(folder: Path, algo: str, steps: int, seeds: int = 2, **algo_kwargs: Any) -> float:
+    """Return the success over a few seeds, some of which are easier than others."""
     runs = [
         final_metrics(folder, algo, "rl_training/PointGoal1D-v0", steps, seed=seed, algo_kwargs=algo_kwargs)
-        for seed in (0, 1)
+        for seed in range(seeds)
     ]
     return sum(metrics["eval/success_rate"] for metrics in runs) / len(runs)
 
@@ -119,5 +119,5 @@ def test_rlpd_finds_a_sparse_reward_that_its_prior_data_has_found(tmp_path, demo
     options = {"num_critics": 4, "gamma": 0.95, "tau": 0.02, "learning_starts": 100, "gradient_updates_per_step": 4}
     options |= {"policy_delay": 1, "backup_entropy": False, "alpha": 0.02}
     prior = {"dataset_path": demonstrations} if with_prior else {"offline_batch_ratio": 0.0}
-    success = mean_success(tmp_path, "rlpd", 900, **options, **prior)
-    assert success >= 0.4 if with_prior else success <= 0.2
+    success = mean_success(tmp_path, "rlpd", 600, seeds=5, **options, **prior)  # 0.52 and 0.12 when this was written
+    assert success >= 0.35 if with_prior else success <= 0.2

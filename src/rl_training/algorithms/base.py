@@ -207,7 +207,7 @@ class Learner(nn.Module):
         """Take one step on the optimiser's own parameters; gradients of all others are never computed."""
         parameters = optimizer.param_groups[0]["params"]
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient
+            parameter.grad = gradient.contiguous()  # the fused Adam reads memory in order
         if self.settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         optimizer.step()

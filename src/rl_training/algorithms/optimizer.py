@@ -34,9 +34,12 @@ class FusedAdam(torch.optim.Adam):
                 super().step()  # the first one makes the moments
                 return
             states = [self.state[parameter] for parameter in group["params"]]
+            self._counts = torch.stack([state["step"] for state in states])
+            for state, count in zip(states, self._counts, strict=True):
+                state["step"] = count  # a view: one addition counts for all of them
             self._arguments = tuple([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
         means, squares, steps = self._arguments
-        torch._foreach_add_(steps, 1)
+        self._counts += 1
         torch._fused_adam_(
             group["params"],
             [parameter.grad for parameter in group["params"]],

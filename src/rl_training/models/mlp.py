@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_NARROW = 32
+
 
 def uniform_parameter(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> nn.Parameter:
     """Return a parameter drawn from U(-1/√fan_in, 1/√fan_in), PyTorch's own default for linear layers."""
@@ -33,8 +35,10 @@ class Linear(nn.Module):
         bias: Tensor = self.bias
         if members is not None and weight.dim() == 3:
             weight, bias = weight.index_select(0, members), bias.index_select(0, members)
-        if weight.dim() == 2:
+        if weight.dim() == 2 and weight.shape[1] > _NARROW:
             return torch.addmm(bias, x, weight)
+        if weight.dim() == 2:  # few columns: the product and its gradient are twice as fast on rows
+            return F.linear(x, weight.t().contiguous(), bias)
         if x.dim() == 2:
             x = x.expand(len(weight), *x.shape)
         if weight.shape[2] == 1:  # a product of matrices and vectors, which the batched product is slow at
