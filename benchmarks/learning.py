@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "disabled")
 
 BACKENDS = ("ddpg", "td3", "sac")
+OFFLINE = ("bc", "td3_bc", "iql", "awac", "cql")
 SUITES: dict[str, list[tuple[str, list[str]]]] = {
     "point_reach": [("her/point_reach", [f"algo_kwargs.backend={backend}"]) for backend in BACKENDS],
     "point_reach_4_envs": [("her/point_reach", [f"algo_kwargs.backend={b}", "num_envs=4"]) for b in BACKENDS],
@@ -33,7 +34,9 @@ SUITES: dict[str, list[tuple[str, list[str]]]] = {
         ("her/bit_flipping", ["algo_kwargs.her_ratio=0"]),
         ("her/bit_flipping", ["num_envs=4"]),
     ],
-    "hopper": [(f"{algo}/hopper", []) for algo in ("bc", "td3_bc", "iql", "awac", "cql")],  # needs RL_TRAINING_DATA
+    # These two need the files in RL_TRAINING_DATA.
+    "hopper": [(f"{algo}/hopper", []) for algo in OFFLINE],
+    "halfcheetah": [(f"{algo}/halfcheetah", []) for algo in OFFLINE],
     # The second needs point_reach_demos.npz, here or in RL_TRAINING_DATA; the preset says how to make it.
     "prior_data": [("rlpd/pendulum", []), ("her/point_reach_demos", [])],
     "classic": [(preset, []) for preset in ("ddpg/pendulum", "td3/pendulum", "sac/pendulum", "dqn/cartpole")],

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rl_training.algorithms.actor_critic import ActorCriticSettings, DemonstrationSettings
+from rl_training.algorithms.advantage_weighted import AdvantageWeightedSettings
 from rl_training.algorithms.awac import AWACSettings
 from rl_training.algorithms.base import CriticSettings, Learner, LearnerSettings
 from rl_training.algorithms.bc import BCSettings
@@ -76,6 +77,7 @@ CLASSES: dict[str, type[BaseModel]] = {
         HindsightSettings,
         BCSettings,
         TD3BCSettings,
+        AdvantageWeightedSettings,
         IQLSettings,
         CQLSettings,
         DiscreteCQLSettings,

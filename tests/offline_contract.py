@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rl_training.config import parse_config
+from rl_training.data import load_transition_dataset
 from rl_training.errors import ConfigError, DatasetError, RLTrainingError
 from rl_training.experiment.manager import evaluate_experiment, train_experiment
 from rl_training.experiment.registry import recipe_for
@@ -73,6 +74,19 @@ class OfflineTrainerContract:
         assert np.isfinite(rows[-1].get("train/actor_loss", rows[-1].get("train/critic_loss")))
         assert (result.run_dir / "report.html").is_file()
         assert "eval/mean_reward" in evaluate_experiment(result.run_dir, episodes=1)["metrics"]
+
+    def test_the_scale_of_rewards_is_that_of_the_whole_file_not_of_its_best_episodes(self, file):
+        class Look(Callback):
+            def on_training_start(self, trainer):
+                self.data = trainer.experience
+
+        look, whole = Look(), load_transition_dataset(str(file))
+        config = self.config(file, algo_kwargs={"reward_scale": "auto", "dataset_top_fraction": 0.2}, total_timesteps=1)
+        train(recipe_for(self.algo), config, callbacks=[look])
+        best = whole.top_episodes(0.2)
+        assert 0 < len(best) == len(look.data) < len(whole)
+        scale = 1000.0 / (whole.episode_returns.max() - whole.episode_returns.min())
+        np.testing.assert_allclose(look.data.arrays["rewards"], best.arrays["rewards"] * scale, rtol=1e-5)
 
     def test_training_needs_no_environment(self, file):
         with pytest.warns(UserWarning, match="no env_id: nothing will be evaluated"):

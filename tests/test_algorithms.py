@@ -333,6 +333,31 @@ def test_advantage_weights_prefer_better_actions_and_are_limited():
     assert learner.actor_loss(batch, advantages).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("learner_type", [IQL, AWAC])
+def test_normalised_advantages_do_not_depend_on_the_scale_of_the_reward(learner_type):
+    batch = random_batch(CONTINUOUS, size=64)
+    advantages = torch.linspace(-3.0, 5.0, 64)
+    losses = {}
+    for normalized in (True, False):
+        learner = learner_type(CONTINUOUS, SMALL | {"normalize_advantages": normalized})
+        losses[normalized] = [
+            learner.weighted_likelihood_loss(batch, scale * advantages + shift, 2.0).item()
+            for scale, shift in ((1.0, 0.0), (100.0, 0.0), (0.01, 7.0))
+        ]
+    assert losses[True] == pytest.approx([losses[True][0]] * 3, rel=1e-3)
+    assert losses[False][1] != pytest.approx(losses[False][0], rel=0.1)
+    weights = (2.0 * (advantages - advantages.mean()) / advantages.std(correction=0)).exp()
+    log_probs = learner.model.actor.log_prob(batch.observations, batch.actions)
+    assert losses[True][0] == pytest.approx(-(weights * log_probs).mean().item(), rel=1e-4)
+
+
+def test_normalised_advantages_of_a_single_transition_are_zero():
+    learner = IQL(CONTINUOUS, SMALL | {"normalize_advantages": True})
+    batch = random_batch(CONTINUOUS, size=1)
+    expected = -learner.model.actor.log_prob(batch.observations, batch.actions).item()
+    assert learner.actor_loss(batch, torch.tensor([5.0])).item() == pytest.approx(expected)
+
+
 def test_cql_gap_is_the_log_mean_exp_of_other_actions_less_the_data():
     learner = CQL(CONTINUOUS, SMALL | {"cql_actions": 4000})
     batch = random_batch(CONTINUOUS, size=2)

@@ -8,25 +8,22 @@ The same update serves offline data, fresh data and any mixture of them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.advantage_weighted import AdvantageWeighted, AdvantageWeightedSettings
 from rl_training.models import MLPAWACModel
 from rl_training.types import Batch, Metrics
 
 
-class AWACSettings(ActorCriticSettings):
+class AWACSettings(AdvantageWeightedSettings):
     """Settings of AWAC."""
 
     awac_lambda: float = Field(1.0, gt=0, description="temperature: small prefers the best actions, large clones")
-    max_weight: float = Field(100.0, gt=0, description="largest weight of an action")
 
 
-class AWAC(ActorCritic):
+class AWAC(AdvantageWeighted):
     """A policy that imitates the data's actions by how good they are."""
 
     Settings = AWACSettings
@@ -46,15 +43,10 @@ class AWAC(ActorCritic):
             own_actions = self.model.actor.sample(batch.observations, self.generator)
             values = self.model.critic(batch.observations, own_actions).amin(dim=0)
             advantages = self.model.critic(batch.observations, batch.actions).amin(dim=0) - values
-            weights = (advantages / self.settings.awac_lambda).exp().clamp(max=self.settings.max_weight)
-        loss = -(weights * self.model.actor.log_prob(batch.observations, batch.actions)).mean()
+        loss = self.weighted_likelihood_loss(batch, advantages, 1.0 / self.settings.awac_lambda)
         return loss, {"train/actor_loss": loss.detach(), "train/advantage": advantages.mean()}
 
     def _improve_actor(self, batch: Batch) -> Metrics:
         loss, metrics = self.actor_loss(batch)
         self._minimize(loss, self.actor_optimizer)
         return metrics
-
-    def _act(self, observations: Tensor, deterministic: bool) -> Any:
-        actor = self.model.actor
-        return actor.mode(observations) if deterministic else actor.sample(observations, self.generator)

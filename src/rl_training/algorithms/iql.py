@@ -9,27 +9,24 @@ No action outside the data is ever valued.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.algorithms.advantage_weighted import AdvantageWeighted, AdvantageWeightedSettings
 from rl_training.algorithms.base import soft_update
 from rl_training.models import MLPIQLModel
 from rl_training.types import Batch, Metrics
 
 
-class IQLSettings(ActorCriticSettings):
+class IQLSettings(AdvantageWeightedSettings):
     """Settings of IQL."""
 
     expectile: float = Field(0.7, gt=0, lt=1, description="0.5 values the data's mean action, near 1 its best")
     temperature: float = Field(3.0, ge=0, description="β: 0 clones the data, large prefers its best actions")
-    max_weight: float = Field(100.0, gt=0, description="largest weight of an action")
 
 
-class IQL(ActorCritic):
+class IQL(AdvantageWeighted):
     """Expectile values, and a policy that imitates the actions above them."""
 
     Settings = IQLSettings
@@ -59,9 +56,7 @@ class IQL(ActorCritic):
 
     def actor_loss(self, batch: Batch, advantages: Tensor) -> Tensor:
         """Return the weighted negative log-likelihood of the data's actions."""
-        weights = (self.settings.temperature * advantages).exp().clamp(max=self.settings.max_weight)
-        log_probs: Tensor = self.model.actor.log_prob(batch.observations, batch.actions)
-        return -(weights * log_probs).mean()
+        return self.weighted_likelihood_loss(batch, advantages, self.settings.temperature)
 
     def _update(self, batch: Batch) -> Metrics:
         value_loss, advantages = self.value_loss(batch)
@@ -75,7 +70,3 @@ class IQL(ActorCritic):
             self._minimize(loss, self.actor_optimizer)
             metrics["train/actor_loss"] = loss.detach()
         return metrics
-
-    def _act(self, observations: Tensor, deterministic: bool) -> Any:
-        actor = self.model.actor
-        return actor.mode(observations) if deterministic else actor.sample(observations, self.generator)

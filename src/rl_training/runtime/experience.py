@@ -59,6 +59,8 @@ def build_parts(
     spec, goals = _task(recipe, config, settings, dataset)
     learner = _fitting_learner(recipe, config, settings, spec, device)
     transform = None if recipe.hindsight else settings.reward_transform(dataset)
+    if dataset is not None and settings.dataset_top_fraction < 1:  # after 'auto' has seen how far returns lie apart
+        dataset = dataset.top_episodes(settings.dataset_top_fraction)
     prior = None if dataset is None else _prior(dataset, learner, goals, settings, transform, config)
     if not isinstance(settings, OnlineSettings):
         assert prior is not None  # an offline run always has a dataset
@@ -116,7 +118,7 @@ def _logged_data(
         transform = split_env_kwargs(config.env_kwargs)[0].wrappers.reward
         if transform != RewardTransformConfig():
             dataset = dataset.with_reward_transform(transform)
-    return dataset.top_episodes(settings.dataset_top_fraction) if settings.dataset_top_fraction < 1 else dataset
+    return dataset
 
 
 def required_env_id(config: TrainConfig) -> str:

@@ -1,0 +1,38 @@
+"""What IQL and AWAC share: a Gaussian policy that imitates the data's actions by how good they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from rl_training.types import Batch
+
+
+class AdvantageWeightedSettings(ActorCriticSettings):
+    """Settings of learners that imitate by advantage."""
+
+    max_weight: float = Field(100.0, gt=0, description="largest weight of an action")
+    normalize_advantages: bool = Field(
+        False, description="measure advantages in their deviation over the batch: the reward's scale no longer matters"
+    )
+
+
+class AdvantageWeighted(ActorCritic):
+    """Knows the weighted likelihood, and how to act on it."""
+
+    settings: Any
+
+    def weighted_likelihood_loss(self, batch: Batch, advantages: Tensor, sharpness: float) -> Tensor:
+        """Return -mean w log π(a|s) with w = exp(sharpness · advantage), up to a limit."""
+        if self.settings.normalize_advantages:
+            advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-6)
+        weights = (sharpness * advantages).exp().clamp(max=self.settings.max_weight)
+        log_probs: Tensor = self.model.actor.log_prob(batch.observations, batch.actions)
+        return -(weights * log_probs).mean()
+
+    def _act(self, observations: Tensor, deterministic: bool) -> Any:
+        actor = self.model.actor
+        return actor.mode(observations) if deterministic else actor.sample(observations, self.generator)
