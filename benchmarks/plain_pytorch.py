@@ -106,7 +106,7 @@ def td3_bc(sample: Sampler, observation_dim: int, action_dim: int) -> Callable[[
 
 
 def iql(sample: Sampler, observation_dim: int, action_dim: int) -> Callable[[], object]:
-    """IQL with a Gaussian policy of fixed shape and the cosine schedule of its rate."""
+    """IQL with a Gaussian policy, whose deviation is the same in all states, and its cosine schedule."""
     actor, critic = network(observation_dim, action_dim, nn.Tanh()), TwoCritics(observation_dim + action_dim)
     value, target_critic = network(observation_dim, 1), copy.deepcopy(critic)
     log_std = nn.Parameter(torch.zeros(action_dim))

@@ -333,6 +333,18 @@ def test_advantage_weights_prefer_better_actions_and_are_limited():
     assert learner.actor_loss(batch, advantages).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+def test_a_copied_learner_learns_on_as_the_original_does():
+    learner = TD3(CONTINUOUS, SMALL)
+    for seed in range(4):
+        learner.update(random_batch(CONTINUOUS, seed=seed))
+    twin = copy.deepcopy(learner)
+    twin.generator.set_state(learner.generator.get_state())
+    for seed in range(4, 8):
+        for each in (learner, twin):
+            each.update(random_batch(CONTINUOUS, seed=seed))
+    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), twin.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("learner_type", [IQL, AWAC])
 def test_normalised_advantages_do_not_depend_on_the_scale_of_the_reward(learner_type):
     batch = random_batch(CONTINUOUS, size=64)

@@ -16,8 +16,9 @@ class FusedAdam(torch.optim.Adam):
     small network. Here that is asked once.
     """
 
+    _arguments: tuple[list[Tensor], ...] | None = None  # of the class, as copies of an optimiser take its state alone
+
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float | Tensor, *, capturable: bool = False) -> None:
-        self._arguments: tuple[list[Tensor], ...] | None = None
         super().__init__(parameters, lr=lr, fused=True, capturable=capturable)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
