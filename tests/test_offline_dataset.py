@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_training.data import load_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset, is_finite
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import DatasetError
@@ -71,14 +75,36 @@ def test_built_next_observations_never_cross_an_episode(lengths: list[int], kind
             TransitionDataset.from_dict({**values, "terminated": terminated, "truncated": truncated})
         return
     dataset = TransitionDataset.from_dict({**values, "terminated": terminated, "truncated": truncated})
+    batch = dataset.sample(200)
+    rows, following = batch.observations[:, 1].int().numpy(), batch.next_observations.numpy()
+    np.testing.assert_array_equal(following, dataset.arrays["next_observations"][rows])
     following = dataset.arrays["next_observations"]
     np.testing.assert_array_equal(following[:, 0], episode)
     inner = ~(terminated | truncated)
     np.testing.assert_array_equal(following[inner, 1], np.flatnonzero(inner) + 1)
     usable = np.ones(total, bool) if dataset.usable is None else dataset.usable
     np.testing.assert_array_equal(usable, ~truncated)
-    batch = dataset.sample(200)
-    assert set(batch.observations[:, 1].int().tolist()) <= set(np.flatnonzero(usable).tolist())
+    assert set(rows.tolist()) <= set(np.flatnonzero(usable).tolist())
+
+
+def test_a_file_without_next_observations_needs_no_second_copy_of_its_observations(tmp_path: Path) -> None:
+    count = 100_000
+    values = {
+        "observations": np.random.default_rng(0).normal(size=(count, 17)).astype(np.float32),
+        "actions": np.zeros((count, 6), np.float32),
+        "rewards": np.ones(count, np.float32),
+        "terminals": np.zeros(count, bool),
+        "timeouts": np.arange(count) % 1000 == 999,
+    }
+    np.savez(tmp_path / "log.npz", **values)
+    tracemalloc.start()
+    try:
+        dataset = load_transition_dataset(tmp_path / "log.npz").with_reward_transform(scale=0.5)
+        dataset.for_task(dataset.spec).sample(256)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * sum(array.nbytes for array in values.values())
 
 
 def test_goal_dictionaries_are_taken_apart_and_sampled_with_their_goal() -> None:

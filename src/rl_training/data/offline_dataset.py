@@ -20,21 +20,22 @@ Array = NDArray[Any]
 
 REQUIRED = ("observations", "actions", "rewards", "terminated")
 FLAGS = ("terminated", "truncated", "usable")
+FOLLOWED = {f"next_{key}": key for key in ("observations", "achieved_goals", "desired_goals")}
 
 
 class TransitionDataset:
     """Transitions in the order they were recorded, episode after episode.
 
+    What followed each row is kept only where it was recorded. Elsewhere it is the next row of the episode, and no copy
+    of the observations is made to say so.
+
     Attributes:
-        arrays: ``observations [N, D]``, ``actions [N, A]`` (discrete: ``[N]``), ``rewards``, ``next_observations``,
-            ``terminated`` and ``truncated`` ``[N]``; for goal tasks also ``achieved_goals``, ``desired_goals`` and the
-            two with ``next_`` before them. Actions are in the environment's units until ``for_task``.
         usable: which rows have a next observation (or need none); None where all of them do.
         returns: what ``returns_to_go`` gave, where it is to be sampled with the rows.
     """
 
     def __init__(self, arrays: dict[str, Array], usable: Array | None = None, *, seed: int = 0) -> None:
-        self.arrays, self.usable = arrays, usable
+        self._recorded, self.usable = arrays, usable
         self.device = torch.device("cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self.returns: Array | None = None
@@ -53,8 +54,7 @@ class TransitionDataset:
         for key in REQUIRED:
             if key not in arrays:
                 raise DatasetError(f"{where}: key {key!r} is missing; found {', '.join(sorted(map(str, values)))}")
-        followed = {f"next_{key}": key for key in ("observations", "achieved_goals", "desired_goals")}
-        for key, other in {"achieved_goals": "desired_goals", **followed}.items():
+        for key, other in {"achieved_goals": "desired_goals", **FOLLOWED}.items():
             if key in arrays and other not in arrays:
                 raise DatasetError(f"{where}: there are {key}, but key {other!r} is missing")
         length = len(arrays["observations"]) if np.ndim(arrays["observations"]) else 0
@@ -67,19 +67,15 @@ class TransitionDataset:
             arrays["truncated"] = arrays["truncated"].copy()
             arrays["truncated"][-1] = True
         usable = arrays.pop("usable", None)
-        for target, source in followed.items():
-            if source in arrays and target not in arrays:
-                arrays[target] = np.concatenate([arrays[source][1:], arrays[source][-1:]])
-                ends = arrays["terminated"] | arrays["truncated"]
-                arrays[target][ends] = arrays[source][ends]
-                if target != "next_desired_goals":
-                    has_next = ~(arrays["truncated"] & ~arrays["terminated"])
-                    usable = has_next if usable is None else usable & has_next
+        needed = ("next_observations", "next_achieved_goals")
+        if any(target not in arrays and FOLLOWED[target] in arrays for target in needed):
+            has_next = ~(arrays["truncated"] & ~arrays["terminated"])
+            usable = has_next if usable is None else usable & has_next
         if usable is not None and (usable.all() or not usable.any()):
             if not usable.any():
                 raise DatasetError(f"{where}: no row can be used: none has a next observation")
             usable = None
-        for a, b in followed.items():
+        for a, b in FOLLOWED.items():
             if a in arrays and arrays[a].shape != arrays[b].shape:
                 raise DatasetError(f"{where}: {a} has shape {arrays[a].shape}, expected {arrays[b].shape} as {b}")
         goals = {key: arrays[key].shape for key in ("achieved_goals", "desired_goals") if key in arrays}
@@ -89,22 +85,42 @@ class TransitionDataset:
 
     def __len__(self) -> int:
         """Return the number of transitions."""
-        return len(self.arrays["rewards"])
+        return len(self._recorded["rewards"])
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All columns by name, with what followed each row (built at the first call, where it was not recorded).
+
+        ``observations [N, D]``, ``actions [N, A]`` (discrete: ``[N]``), ``rewards``, ``next_observations`` and the
+        flags ``terminated`` and ``truncated`` ``[N]``; for goal tasks also ``achieved_goals``, ``desired_goals``
+        and the two with ``next_`` before them. Actions are in the environment's units until ``for_task``.
+        """
+        missing = [key for key, source in FOLLOWED.items() if source in self._recorded and key not in self._recorded]
+        if missing:
+            rows = np.arange(len(self)) + self._has_follower
+            built = {key: self._recorded[FOLLOWED[key]][rows] for key in missing}
+            self._recorded = {**self._recorded, **built}
+        return self._recorded
+
+    @property
+    def _has_follower(self) -> Array:
+        """Whether the next row belongs to the same episode, for each row."""
+        return ~(self._recorded["terminated"] | self._recorded["truncated"])
 
     @property
     def is_goal_conditioned(self) -> bool:
         """Whether achieved and desired goals were recorded."""
-        return "desired_goals" in self.arrays
+        return "desired_goals" in self._recorded
 
     @property
     def is_discrete(self) -> bool:
         """Whether actions are indices."""
-        return self.arrays["actions"].ndim == 1
+        return self._recorded["actions"].ndim == 1
 
     @property
     def episode_ends(self) -> Array:
         """The row after the last one of each episode, ascending; the last is the length of the data."""
-        return np.flatnonzero(self.arrays["terminated"] | self.arrays["truncated"]) + 1
+        return np.flatnonzero(self._recorded["terminated"] | self._recorded["truncated"]) + 1
 
     @property
     def episode_starts(self) -> Array:
@@ -119,12 +135,12 @@ class TransitionDataset:
     @property
     def episode_returns(self) -> Array:
         """The sum of rewards of each episode, in float64."""
-        return np.add.reduceat(self.arrays["rewards"].astype(np.float64), self.episode_starts)
+        return np.add.reduceat(self._recorded["rewards"].astype(np.float64), self.episode_starts)
 
     @property
     def spec(self) -> SpaceSpec:
         """The sizes of the data, with actions taken to be in [-1, 1]."""
-        arrays = self.arrays
+        arrays = self._recorded
         goal_dim = arrays["desired_goals"].shape[1] if self.is_goal_conditioned else 0
         if self.is_discrete:
             return SpaceSpec(arrays["observations"].shape[1], 1, goal_dim, num_actions=int(arrays["actions"].max()) + 1)
@@ -132,7 +148,7 @@ class TransitionDataset:
 
     def state_statistics(self) -> tuple[Array, Array]:
         """Return mean and deviation of each dimension of the observations, in float64."""
-        observations = self.arrays["observations"]
+        observations = self._recorded["observations"]
         return observations.mean(axis=0, dtype=np.float64), observations.std(axis=0, dtype=np.float64)
 
     def with_reward_transform(
@@ -147,8 +163,8 @@ class TransitionDataset:
         """Return a new dataset with transformed rewards; the other arrays are shared, this one is left as it is."""
         if transform is None:
             transform = RewardTransformConfig(scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max)
-        rewards = np.asarray(transform.apply(self.arrays["rewards"]), dtype=np.float32)
-        return TransitionDataset({**self.arrays, "rewards": rewards}, self.usable)
+        rewards = np.asarray(transform.apply(self._recorded["rewards"]), dtype=np.float32)
+        return TransitionDataset({**self._recorded, "rewards": rewards}, self.usable)
 
     def top_episodes(self, fraction: float) -> TransitionDataset:
         """Return the episodes with the highest returns, a share ``fraction`` of them and at least one."""
@@ -158,7 +174,7 @@ class TransitionDataset:
         chosen[np.argsort(-returns, kind="stable")[:count]] = True
         rows = np.repeat(chosen, self.episode_lengths)
         usable = None if self.usable is None else self.usable[rows]
-        return TransitionDataset({key: value[rows] for key, value in self.arrays.items()}, usable)
+        return TransitionDataset({key: value[rows] for key, value in self._recorded.items()}, usable)
 
     def for_task(self, spec: SpaceSpec, *, device: str | torch.device = "cpu", seed: int = 0) -> TransitionDataset:
         """Return the dataset as a learner of ``spec`` needs it: sizes checked, actions in [-1, 1], on its device."""
@@ -173,11 +189,9 @@ class TransitionDataset:
             )
         if own.num_actions is not None and spec.num_actions is not None and own.num_actions > spec.num_actions:
             raise DatasetError(f"the data has action {own.num_actions - 1}, the task only {spec.num_actions} actions")
-        standard = spec.action_low is None and np.abs(self.arrays["actions"]).max() <= 1.0
-        actions = (
-            self.arrays["actions"] if standard and not spec.is_discrete else spec.to_policy(self.arrays["actions"])
-        )
-        arrays = {**self.arrays, "actions": actions}
+        actions = self._recorded["actions"]
+        standard = not spec.is_discrete and spec.action_low is None and np.abs(actions).max() <= 1.0
+        arrays = {**self._recorded, "actions": actions if standard else spec.to_policy(actions)}
         dataset = TransitionDataset(arrays, self.usable)
         dataset.device = torch.device(device)
         dataset.generator = torch.Generator(device).manual_seed(seed)
@@ -185,7 +199,7 @@ class TransitionDataset:
 
     def returns_to_go(self, gamma: float) -> Array:
         """Return, for each row, the discounted sum of rewards from it to the end of its episode."""
-        returns = self.arrays["rewards"].astype(np.float64)
+        returns = self._recorded["rewards"].astype(np.float64)
         starts, rows = self.episode_starts, self.episode_ends - 2
         while (live := rows >= starts).any():  # from the ends backwards, one step of all episodes at a time
             starts, rows = starts[live], rows[live]
@@ -200,11 +214,16 @@ class TransitionDataset:
         index = torch.randint(rows, (batch_size,), generator=self.generator, device=self.device)
         if self._rows is not None:
             index = self._rows.index_select(0, index)
+        if "next_observations" in tensors:
+            next_observations = tensors["next_observations"].index_select(0, index)
+        else:
+            following = index + tensors["has_follower"].index_select(0, index)
+            next_observations = tensors["observations"].index_select(0, following)
         return Batch(
             observations=tensors["observations"].index_select(0, index),
             actions=tensors["actions"].index_select(0, index),
             rewards=tensors["rewards"].index_select(0, index),
-            next_observations=tensors["next_observations"].index_select(0, index),
+            next_observations=next_observations,
             terminated=tensors["terminated"].index_select(0, index),
             returns=tensors["returns"].index_select(0, index) if self.returns is not None else None,
         )
@@ -216,7 +235,7 @@ class TransitionDataset:
     def fingerprint(self) -> str:
         """Return a short text that tells this data from other data."""
         step = max(1, len(self) // 4096)
-        sums = [zlib.crc32(self.arrays[key][::step].tobytes()) for key in ("observations", "rewards")]
+        sums = [zlib.crc32(self._recorded[key][::step].tobytes()) for key in ("observations", "rewards")]
         return f"{len(self)}-{sums[0]:08x}-{sums[1]:08x}"
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
@@ -231,23 +250,28 @@ class TransitionDataset:
 
     def _make_tensors(self) -> dict[str, Tensor]:
         """Put what is sampled on the device; on the CPU the arrays themselves are used, not copies."""
-        arrays = self.arrays
-        observations, next_observations = arrays["observations"], arrays["next_observations"]
-        if self.is_goal_conditioned:
-            observations = np.concatenate([observations, arrays["desired_goals"]], axis=1)
-            next_observations = np.concatenate([next_observations, arrays["next_desired_goals"]], axis=1)
-        actions = arrays["actions"] if arrays["actions"].ndim == 2 else arrays["actions"][:, None]
+        follows = any(key in self._recorded for key in FOLLOWED)
+        arrays = self.arrays if follows else self._recorded
+
+        def seen(prefix: str) -> Array:
+            observations = arrays[f"{prefix}observations"]
+            if not self.is_goal_conditioned:
+                return observations
+            return np.concatenate([observations, arrays[f"{prefix}desired_goals"]], axis=1)
+
         chosen = {
-            "observations": observations,
-            "actions": actions,
+            "observations": seen(""),
+            "actions": arrays["actions"] if arrays["actions"].ndim == 2 else arrays["actions"][:, None],
             "rewards": arrays["rewards"],
-            "next_observations": next_observations,
             "terminated": arrays["terminated"],
+            **({"next_observations": seen("next_")} if follows else {}),
             **({"returns": self.returns} if self.returns is not None else {}),
         }
         self._tensors = {
             key: torch.from_numpy(np.asarray(value, np.float32)).to(self.device) for key, value in chosen.items()
         }
+        if not follows:
+            self._tensors["has_follower"] = torch.from_numpy(self._has_follower).to(self.device)
         if self._rows is not None:
             self._rows = self._rows.to(self.device)
         return self._tensors
