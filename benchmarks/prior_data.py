@@ -2,8 +2,11 @@
 
     RL_TRAINING_DATA=folder python benchmarks/prior_data.py --seeds 100-102 --workers 2 --output curves.json
 
-All three have the same networks, rewards, budget and updates per step. The curves are those of the evaluations that
-each run makes, 20 episodes every 5,000 steps.
+All three have the same networks, rewards, budget, rates and updates per step. The curves are those of the evaluations
+that each run makes, 20 episodes every 5,000 steps. SAC diverges at the preset's rates; at its own ones:
+
+    python benchmarks/prior_data.py --variants sac_with_demonstrations sac --set algo_kwargs.learning_rate=3e-4 \
+        algo_kwargs.tau=0.005
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ SHARED = (
     "backup_entropy",
     "gradient_updates_per_step",
     "policy_delay",
+    "learning_rate",
+    "tau",
     "initial_alpha",
     "target_entropy",
     "learning_starts",
@@ -37,13 +42,22 @@ def run(variant: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     """Train one variant and return its evaluations."""
     from rl_training.config import load_config, parse_config
     from rl_training.data import load_transition_dataset
+    from rl_training.errors import NumericalError
     from rl_training.experiment.registry import recipe_for
     from rl_training.runtime.assembly import train
     from rl_training.runtime.callbacks import Callback
-    from rl_training.runtime.logging import read_metrics
 
     config = load_config(PRESET, [*overrides, f"seed={seed}"])
     path = config.algo_kwargs["dataset_path"]
+    curve: dict[str, list[float]] = {"steps": [], "return": [], "success": []}
+
+    class Record(Callback):
+        """Keeps the evaluations, also those of a run that does not reach its end."""
+
+        def on_evaluation(self, trainer: Any, metrics: dict[str, float]) -> None:
+            curve["steps"].append(trainer.state.global_step)
+            curve["return"].append(round(metrics["eval/mean_reward"], 2))
+            curve["success"].append(round(metrics["eval/success_rate"], 3))
 
     class FillBuffer(Callback):
         """Puts the demonstrations into the replay buffer, as if the run had collected them."""
@@ -58,17 +72,19 @@ def run(variant: str, seed: int, overrides: list[str]) -> dict[str, Any]:
         kept = {key: value for key, value in config.algo_kwargs.items() if key in SHARED or key.endswith("_interval")}
         config = parse_config({**config.model_dump(), "algo": "sac", "algo_kwargs": kept})
     started = time.perf_counter()
-    callbacks = [FillBuffer()] if variant == "sac_with_demonstrations" else []
-    result = train(recipe_for(config.algo), config, callbacks=callbacks, run_name=variant)
-    rows = [row for row in read_metrics(result.run_dir / "metrics.csv") if "eval/mean_reward" in row]
+    callbacks: list[Callback] = [Record(), *([FillBuffer()] if variant == "sac_with_demonstrations" else [])]
+    try:
+        outcome = train(recipe_for(config.algo), config, callbacks=callbacks, run_name=variant).stop_reason
+    except NumericalError:
+        outcome = "diverged"
     return {
         "variant": variant,
+        "overrides": overrides,
         "seed": seed,
         "device": config.device,
         "seconds": round(time.perf_counter() - started, 1),
-        "steps": [row["global_step"] for row in rows],
-        "return": [round(row["eval/mean_reward"], 2) for row in rows],
-        "success": [round(row["eval/success_rate"], 3) for row in rows],
+        "outcome": outcome,
+        **curve,
     }
 
 

@@ -562,7 +562,7 @@ def test_the_actor_clones_the_data_at_first():
         actions, log_probs = learner.model.actor.sample(batch.observations, generator)
         values = learner.model.critic(batch.observations, actions).amin(dim=0)
         likelihood = learner.model.actor.log_prob(batch.observations, batch.actions)
-        expected = (log_probs - (likelihood if cloning else values)).mean()  # at first the temperature is 1
+        expected = (-likelihood if cloning else log_probs - values).mean()  # at first the temperature is 1
         loss, found, metrics = learner.actor_loss(batch)
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(found, log_probs.detach())

@@ -35,7 +35,7 @@ class CQLSettings(SACSettings):
     lagrange: float | None = Field(None, description="gap that a learned weight aims at; unset: the weight is fixed")
     backup_entropy: bool | None = Field(False, description="entropy in the target")
     bc_updates: int = Field(
-        0, ge=0, description="first updates, in which the actor clones the data as in the authors' code"
+        0, ge=0, description="first updates, in which the actor clones the data while the critics already learn"
     )
     calibrated: bool = Field(False, description="Cal-QL: do not push values below the returns that the data reached")
 
@@ -61,13 +61,12 @@ class CQL(SAC):
         return super().phase, self.update_count + 1 <= self.settings.bc_updates
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
-        """Return SAC's loss, or at first that of cloning at the same entropy."""
+        """Return SAC's loss, or at first that of cloning."""
         if not 0 < self.settings.bc_updates >= self.update_count:
             return super().actor_loss(batch)
-        _, log_probs = self.model.actor.sample(batch.observations, self.generator)
-        likelihood = self.model.actor.log_prob(batch.observations, batch.actions)
-        loss = (self.log_alpha.exp().detach() * log_probs - likelihood).mean()
-        log_probs = log_probs.detach()
+        loss = -self.model.actor.log_prob(batch.observations, batch.actions).mean()
+        with torch.no_grad():  # for the temperature
+            _, log_probs = self.model.actor.sample(batch.observations, self.generator)
         return loss, log_probs, {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
 
     @property
