@@ -36,6 +36,9 @@ class ActorCriticSettings(CriticSettings):
 class DemonstrationSettings(Settings):
     """How an actor is drawn towards prior data (Nair et al., 2018, https://arxiv.org/abs/1709.10089)."""
 
+    imitates_offline: ClassVar[bool] = False
+    """Whether there is something to imitate where all rows are logged ones."""
+
     bc_weight: float = Field(0.0, ge=0, description="weight of imitating the prior rows of a batch; 0: off")
     bc_q_filter: bool = Field(True, description="imitate only actions valued above the actor's own")
 

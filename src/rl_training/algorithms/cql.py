@@ -9,6 +9,9 @@ log-density it was drawn with. With ``lagrange`` set, α_cql is learned so that 
 at least the return that the data reached from s, so that values are not pushed below what fine-tuning will find. The
 returns are those of logged data; fresh rows, whose episodes are not over, have no such bound.
 
+Values that are not yet right lead the actor astray. ``bc_updates`` and ``bc_weight`` hold it to the data, at first or
+throughout; both are off unless asked for.
+
 On discrete actions (``DiscreteCQL``, on double DQN) the log-sum-exp is exact.
 """
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -29,6 +32,8 @@ from rl_training.types import Batch, Metrics
 
 class CQLSettings(SACSettings):
     """Settings of CQL."""
+
+    imitates_offline: ClassVar[bool] = True
 
     cql_alpha: float = Field(5.0, ge=0, description="weight of the conservative term (where lagrange is set: at first)")
     cql_actions: int = Field(10, ge=1, description="actions drawn from each of the three sources")
@@ -63,7 +68,8 @@ class CQL(SAC):
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         """Return SAC's loss, or at first that of cloning."""
         if not 0 < self.settings.bc_updates >= self.update_count:
-            return super().actor_loss(batch)
+            rows = len(batch.rewards) if batch.prior_rows is None else batch.prior_rows  # offline, all are logged
+            return super().actor_loss(batch._replace(prior_rows=rows))
         loss = -self.model.actor.log_prob(batch.observations, batch.actions).mean()
         with torch.no_grad():  # for the temperature
             _, log_probs = self.model.actor.sample(batch.observations, self.generator)

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from rl_training.algorithms.actor_critic import DemonstrationSettings
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig
 from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
@@ -130,14 +131,17 @@ def required_env_id(config: TrainConfig) -> str:
 
 def _require_no_mixture(settings: Any, without: str) -> None:
     """Refuse settings that only make sense where prior and fresh data are mixed."""
-    asked = {"bc_weight": getattr(settings, "bc_weight", 0.0)}
+    asked: dict[str, float] = {}
+    offline = without != "prior data"
+    if isinstance(settings, DemonstrationSettings) and not (offline and settings.imitates_offline):
+        asked["bc_weight"] = settings.bc_weight
     if isinstance(settings, PriorSettings):
         share = settings.prior_share if settings.offline_batch_ratio is not None else Schedule(start=0.0)
         asked["offline_batch_ratio"] = max(share.start, share.end)
         asked["offline_pretrain_updates"] = settings.offline_pretrain_updates
     for key, value in asked.items():
         if value > 0:
-            expected = "dataset_path, dataset_id or dataset_kind" if without == "prior data" else "online: true"
+            expected = "online: true" if offline else "dataset_path, dataset_id or dataset_kind"
             raise ConfigError(f"algo_kwargs.{key} = {value:g} needs {without}: expected {expected} (or {key}: 0)")
 
 
