@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -92,7 +91,11 @@ def main() -> None:
     ]
     with ProcessPoolExecutor(arguments.workers) as pool:
         futures = [pool.submit(train_and_evaluate, *job) for job in jobs]
-        results = [future.result() for future in futures]
+        results = []
+        for future in futures:
+            results.append(future.result())
+            if arguments.output:  # after each run: the others may take hours
+                arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     for preset, overrides in dict.fromkeys((job[0], tuple(job[1])) for job in jobs):
         rows = [row for row in results if (row["preset"], tuple(row["overrides"])) == (preset, overrides)]
         metric = "eval/success_rate" if "eval/success_rate" in rows[0] else "eval/mean_reward"
@@ -100,9 +103,6 @@ def main() -> None:
         name = f"{preset} {' '.join(overrides)}"
         seconds = sum(row["seconds"] for row in rows) / len(rows)
         print(f"{name:64} {metric} mean {sum(scores) / len(scores):.3f} min {min(scores):.3f} {scores} {seconds:.0f} s")
-    if arguments.output:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

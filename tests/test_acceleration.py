@@ -30,7 +30,7 @@ LEARNERS = [
 ]
 
 
-def random_batch(spec: SpaceSpec, device: str, seed: int, size: int = 32, prior_rows: int | None = 16) -> Batch:
+def random_batch(spec: SpaceSpec, device: str, seed: int, size: int = 32, prior_rows: int = 16) -> Batch:
     g = torch.Generator().manual_seed(seed)
     actions = torch.rand(size, spec.action_dim, generator=g) * 2 - 1
     if spec.num_actions is not None:
@@ -157,7 +157,7 @@ def test_batches_of_every_form_have_their_own_graph():
         update(batch)
     assert len(update.__self__._graphs) == _MOST_GRAPHS
     for seed, size in enumerate([8, 16, 8, 16] * 4):
-        batch = random_batch(CONTINUOUS, "cuda", seed, size, prior_rows=None)
+        batch = random_batch(CONTINUOUS, "cuda", seed, size, prior_rows=0)
         plain.update(batch)
         update(batch)
     assert_same(plain, recorded)

@@ -36,9 +36,6 @@ class ActorCriticSettings(CriticSettings):
 class DemonstrationSettings(Settings):
     """How an actor is drawn towards prior data (Nair et al., 2018, https://arxiv.org/abs/1709.10089)."""
 
-    imitates_offline: ClassVar[bool] = False
-    """Whether there is something to imitate where all rows are logged ones."""
-
     bc_weight: float = Field(0.0, ge=0, description="weight of imitating the prior rows of a batch; 0: off")
     bc_q_filter: bool = Field(True, description="imitate only actions valued above the actor's own")
 
@@ -126,8 +123,7 @@ class ActorCritic(Learner):
         values = self.model.critic(batch.observations, batch.actions)
         loss = (values - targets).square().mean(dim=1).sum()
         metrics = {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}
-        if batch.prior_rows:
+        if 0 < batch.prior_rows < len(targets):
             metrics["train/q_prior"] = values.detach()[:, : batch.prior_rows].mean()
-            if batch.prior_rows < len(targets):
-                metrics["train/q_fresh"] = values.detach()[:, batch.prior_rows :].mean()
+            metrics["train/q_fresh"] = values.detach()[:, batch.prior_rows :].mean()
         return loss, metrics

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -32,8 +32,6 @@ from rl_training.types import Batch, Metrics
 
 class CQLSettings(SACSettings):
     """Settings of CQL."""
-
-    imitates_offline: ClassVar[bool] = True
 
     cql_alpha: float = Field(5.0, ge=0, description="weight of the conservative term (where lagrange is set: at first)")
     cql_actions: int = Field(10, ge=1, description="actions drawn from each of the three sources")
@@ -68,8 +66,7 @@ class CQL(SAC):
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         """Return SAC's loss, or at first that of cloning."""
         if not 0 < self.settings.bc_updates >= self.update_count:
-            rows = len(batch.rewards) if batch.prior_rows is None else batch.prior_rows  # offline, all are logged
-            return super().actor_loss(batch._replace(prior_rows=rows))
+            return super().actor_loss(batch)
         loss = -self.model.actor.log_prob(batch.observations, batch.actions).mean()
         with torch.no_grad():  # for the temperature
             _, log_probs = self.model.actor.sample(batch.observations, self.generator)

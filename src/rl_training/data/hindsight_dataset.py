@@ -12,7 +12,7 @@ from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSetting
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.goals import GoalFunctions, GoalParts
 from rl_training.errors import DatasetError
-from rl_training.types import SpaceSpec
+from rl_training.types import Batch, SpaceSpec
 
 Array = NDArray[Any]
 
@@ -46,6 +46,10 @@ class HindsightDataset(HERReplayBuffer):
         self._store_episodes(dataset, ends)
         if len(self) == 0:
             raise DatasetError("the data has no episode of two observations: there is nothing to relabel")
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw ``batch_size`` transitions, relabelled as fresh ones are."""
+        return super().sample(batch_size)._replace(prior_rows=batch_size)
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
         """Return what a resumed run needs: the random state, and how to recognise the data, not the data itself."""

@@ -52,7 +52,7 @@ class Mixture:
         self._prior_drawn += count
         self._drawn += batch_size
         if count in (0, batch_size):
-            return (self.prior if count else self.fresh).sample(batch_size)._replace(prior_rows=count)
+            return (self.prior if count else self.fresh).sample(batch_size)
         return join(self.prior.sample(count), self.fresh.sample(batch_size - count))
 
     def take_share(self) -> float | None:

@@ -226,6 +226,7 @@ class TransitionDataset:
             next_observations=next_observations,
             terminated=tensors["terminated"].index_select(0, index),
             returns=tensors["returns"].index_select(0, index) if self.returns is not None else None,
+            prior_rows=batch_size,
         )
 
     def policy_observations(self) -> Tensor:

@@ -56,7 +56,7 @@ def build_parts(
     if dataset is not None or settings.names_dataset or not online:
         dataset = _logged_data(config, settings, dataset)
     if dataset is None or not online:
-        _require_no_mixture(settings, without="an environment to play in" if dataset is not None else "prior data")
+        _require_sources(settings, dataset is not None)
     spec, goals = _task(recipe, config, settings, dataset)
     learner = _fitting_learner(recipe, config, settings, spec, device)
     transform = None if recipe.hindsight else settings.reward_transform(dataset)
@@ -129,11 +129,10 @@ def required_env_id(config: TrainConfig) -> str:
     return config.env_id
 
 
-def _require_no_mixture(settings: Any, without: str) -> None:
-    """Refuse settings that only make sense where prior and fresh data are mixed."""
+def _require_sources(settings: Any, offline: bool) -> None:
+    """Refuse settings that only make sense with prior data, or where prior and fresh data are mixed."""
     asked: dict[str, float] = {}
-    offline = without != "prior data"
-    if isinstance(settings, DemonstrationSettings) and not (offline and settings.imitates_offline):
+    if isinstance(settings, DemonstrationSettings) and not offline:
         asked["bc_weight"] = settings.bc_weight
     if isinstance(settings, PriorSettings):
         share = settings.prior_share if settings.offline_batch_ratio is not None else Schedule(start=0.0)
@@ -141,8 +140,9 @@ def _require_no_mixture(settings: Any, without: str) -> None:
         asked["offline_pretrain_updates"] = settings.offline_pretrain_updates
     for key, value in asked.items():
         if value > 0:
+            missing = "an environment to play in" if offline else "prior data"
             expected = "online: true" if offline else "dataset_path, dataset_id or dataset_kind"
-            raise ConfigError(f"algo_kwargs.{key} = {value:g} needs {without}: expected {expected} (or {key}: 0)")
+            raise ConfigError(f"algo_kwargs.{key} = {value:g} needs {missing}: expected {expected} (or {key}: 0)")
 
 
 def _prior(
