@@ -96,7 +96,7 @@ class ProgressCallback(Callback):
     def on_training_start(self, trainer: Trainer) -> None:
         """Show the bar."""
         self._task = self._bar.add_task(
-            trainer.name, total=trainer.total_steps, completed=trainer.state.global_step, status=""
+            trainer.name, total=trainer.budget.total_steps, completed=trainer.state.global_step, status=""
         )
         self._bar.start()
 
@@ -112,7 +112,7 @@ class ProgressCallback(Callback):
         if not self._console.is_terminal:
             state = trainer.state
             print(
-                f"step {state.global_step:,} of {trainer.total_steps:,}, updates {state.update_count:,}:"
+                f"step {state.global_step:,} of {trainer.budget.total_steps:,}, updates {state.update_count:,}:"
                 f" {success}return {metrics['eval/mean_reward']:.2f}",
                 file=sys.stderr,
                 flush=True,
@@ -131,7 +131,7 @@ class ProgressCallback(Callback):
             for label, name in (("success", "rollout/success_rate"), ("return", "rollout/ep_rew_mean"))
             if name in rollout
         ]
-        if trainer.pretraining:
-            parts.append(f"pretraining, update {trainer.state.update_count:,} of {trainer.pretrain_updates:,}")
+        if trainer.budget.pretraining:
+            parts.append(f"pretraining, update {trainer.state.update_count:,} of {trainer.budget.pretrain_updates:,}")
         status = "  ".join([*parts, self._evaluation])
         self._bar.update(self._task, completed=trainer.state.global_step, status=status)

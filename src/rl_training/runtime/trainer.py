@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from rl_training.data import HERReplayBuffer, ReplayBuffer
 from rl_training.data.mixture import Mixture, Source
 from rl_training.errors import CheckpointError
 from rl_training.runtime.acceleration import accelerated_update
+from rl_training.runtime.budget import Budget
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Collector
@@ -54,12 +54,13 @@ class Trainer:
         self.name, self.learner, self.experience = name, learner, experience
         self.collector, self.evaluator = collector, evaluator
         self.replay, self.collection, self.prior = replay, collection, prior
-        self.pretrain_updates = prior.offline_pretrain_updates if prior is not None else 0
         self._starts_trained = starts_trained
-        self.settings, self.batch_size, self.total_steps = settings, batch_size, total_steps
+        self.settings, self.batch_size = settings, batch_size
         self.store, self.logger, self.callbacks = store, logger, list(callbacks)
         self.about = about
         self.state = TrainerState()
+        pretrain_updates = prior.offline_pretrain_updates if prior is not None else 0
+        self.budget = Budget(self.state, total_steps, settings.max_updates, pretrain_updates, collection)
         self._update = accelerated_update(learner)
         self._train_metrics: Metrics = {}
         self._restored_at: tuple[int, int] | None = None
@@ -68,7 +69,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end. Whatever happens, callbacks and logs are closed properly."""
-        self._check_budget()  # a finished run that is resumed has nothing left to do
+        self.budget.check()  # a finished run that is resumed has nothing left to do
         self.logger.open(resume_at=self._restored_at)
         self._restart_clock()
         for callback in self.callbacks:
@@ -77,14 +78,14 @@ class Trainer:
             if self._starts_trained and self._restored_at is None:
                 self._report_and_save(handing_over=True)  # what is handed over, before the first step changes it
             while not self.state.should_stop:
-                before, pretraining = self._position, self.pretraining
+                before, pretraining = self.budget.position, self.budget.pretraining
                 if not pretraining:
                     self._collect()
                 self._learn()
-                self._check_budget()
+                self.budget.check()
                 for callback in self.callbacks:
                     callback.on_step(self)
-                handing_over = pretraining and not self.pretraining
+                handing_over = pretraining and not self.budget.pretraining
                 self._report_and_save(before, handing_over=handing_over)
             if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
                 self.save()  # the signal came before the first step, or after this one had been reported
@@ -124,75 +125,26 @@ class Trainer:
                 stacklevel=2,
             )
 
-    @property
-    def progress(self) -> float:
-        """The share of the budget that is used up."""
-        share = self.state.global_step / self.total_steps
-        if self.settings.max_updates is not None:
-            share = max(share, self.state.update_count / self.settings.max_updates)
-        return min(1.0, share)
-
-    @property
-    def pretraining(self) -> bool:
-        """Whether the run still learns from prior data alone."""
-        return self.state.update_count < self.pretrain_updates and self.state.global_step == 0
-
-    @property
-    def _position(self) -> int:
-        """What intervals count: transitions, and updates while there are no transitions yet."""
-        return self.state.update_count if self.pretraining else self.state.global_step
-
     def _collect(self) -> None:
         """Take one step in every environment; offline, where there is none to take, the update itself is the step."""
         if self.collector is None or self.replay is None or self.collection is None:
             self.state.global_step += 1
             return
-        trained = self._starts_trained or self.pretrain_updates > 0
+        trained = self._starts_trained or self.budget.pretrain_updates > 0
         random = self.state.global_step < self.collection.learning_starts and not trained
-        self.replay.add(*cast(Any, self.collector.step(self.progress, random)))
+        self.replay.add(*cast(Any, self.collector.step(self.budget.progress, random)))
         self.state.global_step += self.collector.num_envs
 
     def _learn(self) -> None:
         """Do the updates that are due at this step, none of which waits for the device."""
-        updates = self._updates_due()
+        updates = self.budget.updates_due(has_data=len(self.experience) > 0)
         if updates > 0 and self.settings.lr_schedule is not None:
-            self.learner.scale_learning_rates(self.settings.lr_schedule(self.progress))
+            self.learner.scale_learning_rates(self.settings.lr_schedule(self.budget.progress))
         if self.prior is not None and isinstance(self.experience, Mixture):
-            self.experience.ratio = self.prior.prior_share(self.progress)
+            self.experience.ratio = self.prior.prior_share(self.budget.progress)
         for _ in range(updates):
             self._train_metrics.update(self._update(self.experience.sample(self.batch_size)))
             self.state.update_count += 1
-
-    def _updates_due(self) -> int:
-        """Return how far the updates are behind what the transitions so far ask for.
-
-        It follows from the counters alone, so nothing is lost or done twice when a run is resumed, and a fraction of an
-        update per step adds up.
-        """
-        wanted, collection = self.state.global_step, self.collection
-        if self.pretraining:  # one at a time, so that a signal is heard between any two
-            wanted = self.state.update_count + 1
-        elif collection is not None:
-            if len(self.experience) == 0:  # hindsight has nothing to offer before the first episode is complete
-                self.state.first_data_step = wanted
-                return 0
-            start = max(collection.learning_starts, self.state.first_data_step)
-            trained_until = wanted - wanted % collection.train_frequency
-            wanted = math.floor(max(0, trained_until - start) * collection.gradient_updates_per_step)
-            wanted += self.pretrain_updates
-        if self.settings.max_updates is not None:
-            wanted = min(wanted, self.settings.max_updates)
-        return max(0, wanted - self.state.update_count)
-
-    def _check_budget(self) -> None:
-        """Stop where a budget is used up; a run that is done is done, even if a signal came at its last step."""
-        reason = None
-        if self.settings.max_updates is not None and self.state.update_count >= self.settings.max_updates:
-            reason = "max_updates"
-        elif self.state.global_step >= self.total_steps:
-            reason = "total_timesteps"
-        if reason is not None and (not self.state.should_stop or self.state.interrupted):
-            self.state.should_stop, self.state.stop_reason = True, reason
 
     def _report_and_save(self, before: int | None = None, *, handing_over: bool = False) -> None:
         """Evaluate, log and checkpoint where an interval was completed since ``before``, and always at the end.
@@ -277,4 +229,4 @@ class Trainer:
 
     def _crossed(self, before: int | None, interval: int | None) -> bool:
         """Return whether the steps since ``before`` completed an interval."""
-        return interval is not None and before is not None and self._position // interval > before // interval
+        return interval is not None and before is not None and self.budget.position // interval > before // interval
