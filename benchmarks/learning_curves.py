@@ -13,6 +13,8 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from curve_plot import draw_curves
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CURVES = {
@@ -39,8 +41,6 @@ def success_over_steps(overrides: list[str], seed: int) -> dict[int, float]:
 
 def main() -> None:
     """Train all curves and draw them."""
-    import matplotlib.pyplot as plt
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, default=Path("docs/assets/point_reach.png"))
@@ -51,20 +51,8 @@ def main() -> None:
             for name, overrides in CURVES.items()
         }
         curves = {name: [future.result() for future in group] for name, group in futures.items()}
-    figure, axes = plt.subplots(figsize=(7.2, 3.4), dpi=150)
-    for (name, runs), colour in zip(curves.items(), ("#1f6feb", "#2da44e", "#8250df", "#d1242f"), strict=True):
-        steps = sorted(runs[0])
-        values = [[run[step] for run in runs] for step in steps]
-        axes.plot(steps, [sum(column) / len(column) for column in values], label=name, color=colour, linewidth=2)
-        axes.fill_between(steps, [min(c) for c in values], [max(c) for c in values], color=colour, alpha=0.15)
-    axes.set(xlabel="environment steps", ylabel="success rate", ylim=(-0.03, 1.03), xlim=(0, 7500))
-    axes.set_title(f"PointReach2D, sparse reward, {len(SEEDS)} seeds (mean and range)", fontsize=11)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center right", frameon=False, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(arguments.output)
-    print(arguments.output)
+    title = f"PointReach2D, sparse reward, {len(SEEDS)} seeds (mean and range)"
+    draw_curves(curves, title, arguments.output)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ that each run makes, 20 episodes every 5,000 steps. SAC diverges at the preset's
 
     python benchmarks/prior_data.py --variants sac_with_demonstrations sac --set algo_kwargs.learning_rate=3e-4 \
         algo_kwargs.tau=0.005
+
+The picture of the page: ``--output benchmarks/results/adroit_door.json --draw docs/assets/adroit_door.png``
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+from curve_plot import draw_curves
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "disabled")
@@ -88,6 +92,17 @@ def run(variant: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     }
 
 
+def draw(curves: list[dict[str, Any]], output: Path) -> None:
+    """Draw the success of each variant and its overrides."""
+    named: dict[str, list[dict[int, float]]] = {}
+    for curve in curves:
+        changed = [override.removeprefix("algo_kwargs.") for override in curve["overrides"] if "device" not in override]
+        name = ", ".join([curve["variant"].replace("_", " "), *changed])
+        named.setdefault(name, []).append(dict(zip(curve["steps"], curve["success"], strict=True)))
+    counted = {f"{name} ({len(runs)} seeds)": runs for name, runs in named.items()}
+    draw_curves(counted, f"{PRESET} (mean and range over seeds)", output)
+
+
 def main() -> None:
     """Run every variant on every seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,7 +111,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--set", nargs="*", default=[], help="key=value overrides, such as device=cuda")
     parser.add_argument("--output", type=Path, help="write the curves here as JSON")
+    parser.add_argument("--draw", type=Path, help="draw the curves of --output into this picture, and train nothing")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw(json.loads(arguments.output.read_text()), arguments.draw)
+        return
     first, last = (int(part) for part in arguments.seeds.split("-"))
     curves: list[dict[str, Any]] = []
     with ProcessPoolExecutor(arguments.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
