@@ -45,6 +45,7 @@ class Scored:
 
     def __init__(self) -> None:
         self.state = TrainerState()
+        self.collector = None
 
 
 def test_callbacks_are_called_in_order(tiny_config):
@@ -81,6 +82,17 @@ def test_early_stopping_counts_evaluations_without_improvement():
     assert trainer.state.stop_reason == "early stopping: no improvement in 2 evaluations"
 
 
+def test_early_stopping_waits_for_the_first_step_online():
+    trainer, callback = Scored(), EarlyStoppingCallback(EarlyStoppingConfig(patience=1, reward_threshold=4.0))
+    trainer.collector = object()
+    for _ in range(3):  # while pretraining, and at the hand-over
+        callback.on_evaluation(trainer, {"eval/mean_reward": 5.0})
+    assert not trainer.state.should_stop
+    trainer.state.global_step = 1
+    callback.on_evaluation(trainer, {"eval/mean_reward": 5.0})
+    assert trainer.state.stop_reason == "early stopping: eval/mean_reward 5 reached 4"
+
+
 def test_early_stopping_takes_either_measure_as_improvement():
     trainer, callback = Scored(), EarlyStoppingCallback(EarlyStoppingConfig(patience=1))
     callback.on_evaluation(trainer, {"eval/mean_reward": -5.0, "eval/success_rate": 0.1})
@@ -103,7 +115,8 @@ def test_progress_prints_a_line_per_evaluation_where_there_is_no_terminal(tiny_c
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = captured.err.strip().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
+    assert lines[-1] == "stopped: total_timesteps"
     assert lines[0].startswith("step 150 of 300, updates 50: success 0.")
 
 

@@ -260,6 +260,10 @@ def test_marks_leave_terminations_as_they_are(tmp_path: Path) -> None:
         ({"episode_index": [0, 1]}, r"episode_index has shape \(2,\); expected \(6,\)"),
         ({"dones": [0, 1]}, r"dones has shape \(2,\)"),
         ({"episode_lengths": ["a"]}, "expected whole numbers"),
+        ({"episode_lengths": [2.5, 3.5]}, r"episode_lengths has 2\.5; expected whole numbers"),
+        ({"dones": [0, 0, 2, 0, 0, 1]}, "dones is 2 at row 2; expected 0 or 1"),
+        ({"dones": [0, 0, np.nan, 0, 0, 1]}, "dones is nan at row 2; expected 0 or 1"),
+        ({"episode_lengths": [2, 4], "terminals": np.full(6, 0.5)}, r"terminated is 0\.5 at row 0; expected 0 or 1"),
     ],
 )
 def test_marks_that_do_not_fit_are_refused(marks: dict[str, Any], message: str, tmp_path: Path) -> None:

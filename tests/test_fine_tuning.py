@@ -21,7 +21,7 @@ from rl_training.algorithms import CQL, SAC
 from rl_training.config import TrainConfig, load_config, parse_config
 from rl_training.data import TransitionDataset
 from rl_training.data.dataset_loaders import load_transition_dataset, write_transitions
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.data_tools import collect_dataset
 from rl_training.experiment.manager import load_policy
 from rl_training.experiment.registry import recipe_for
@@ -184,6 +184,22 @@ OTHERS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "expected"),
+    [
+        ({}, {"alpha": 0.05, "cql_alpha": 0.5}, {"log_alpha": 0.05, "log_cql_alpha": 0.5}),
+        ({"alpha": 0.0}, {"initial_alpha": 0.5}, {"log_alpha": 0.5}),
+        ({"lagrange": 1.0}, {"cql_alpha": 0.5}, {"log_cql_alpha": 0.5}),
+        ({"initial_alpha": 0.3}, {"initial_alpha": 0.9}, {"log_alpha": 0.3}),
+    ],
+)
+def test_a_weight_is_taken_over_only_if_both_runs_learn_it(studio, tmp_path, there, here, expected):
+    start = Start()
+    fine_tune(studio.config("cql", studio.source("cql", **there).run_dir, tmp_path, algo_kwargs=here), start)
+    for name, value in expected.items():
+        assert start.weights[name].exp().item() == pytest.approx(value, rel=0.05)  # the source has learned a little
+
+
 @pytest.mark.parametrize(("algo", "options", "other"), OTHERS)
 def test_another_algorithm_takes_the_policy_over(studio, tmp_path, algo, options, other):
     source, start = studio.source(algo, **options), Start()
@@ -256,6 +272,30 @@ class FirstActions(Callback):
             observations, played = (ring.rows[:10, ring.columns[name]] for name in ("observation", "action"))
             self.follows = bool(torch.allclose(trainer.learner.act(observations), played, atol=1e-6))
             assert trainer.state.update_count == 0
+
+
+def test_a_run_on_a_dataset_in_memory_asks_for_it_again(studio, tmp_path):
+    config = studio.config("sac", None, tmp_path, algo_kwargs={"online": None, "init_from": None})
+    config = config.model_copy(update={"algo_kwargs": {k: v for k, v in config.algo_kwargs.items() if v is not None}})
+    data = load_transition_dataset(studio.data(PENDULUM))
+    broken = train(recipe_for("sac"), config, callbacks=[StopAt(33)], dataset=data)
+    with pytest.raises(DatasetError, match="was begun with prior data and goes on without"):
+        resume(recipe_for("sac"), broken.run_dir)
+    with pytest.raises(DatasetError, match="dataset: this is not the data the run was started with"):
+        resume(recipe_for("sac"), broken.run_dir, dataset=data.with_reward_transform(scale=2.0))
+    assert resume(recipe_for("sac"), broken.run_dir, dataset=data).global_step == 40
+
+
+def test_actions_outside_their_bounds_are_clipped_and_counted(studio, tmp_path):
+    data = load_transition_dataset(studio.data(PENDULUM)).arrays
+    data["actions"] = np.where(np.arange(len(data["rewards"]))[:, None] < 50, 3.0, 0.5)
+    values = {"algo": "bc", "total_timesteps": 2, "output_dir": str(tmp_path), "algo_kwargs": {"hidden_sizes": [8]}}
+    for env_id, message in ((PENDULUM, r"task, \[-2, 2\]"), (None, r"assumed bounds, \[-1, 1\]")):
+        config = parse_config({**values, "env_id": env_id, "eval_episodes": 1, "env_kwargs": SHORT if env_id else {}})
+        with pytest.warns(
+            UserWarning, match=rf"25\.0% of the rows have actions outside the .*{message}: they are clipped"
+        ):
+            train(recipe_for("bc"), config, dataset=TransitionDataset.from_dict(data))
 
 
 def test_the_policy_collects_from_the_first_step(studio, tmp_path):

@@ -97,6 +97,12 @@ def test_all_rows_are_prior_ones_until_there_is_something_fresh(ratio, size):
     assert source.sample(size).prior_rows == round(ratio * size)
 
 
+def test_at_a_ratio_of_0_prior_rows_are_no_reason_to_begin():
+    assert len(mixture(0.0, fresh_rows=0)) == 0
+    assert len(mixture(0.0)) == len(mixture(0.0).fresh)
+    assert len(mixture(0.1, fresh_rows=0)) == len(mixture(0.1).prior)
+
+
 def test_one_third_takes_turns():
     source = mixture(1 / 3)
     assert [source.sample(4).prior_rows for _ in range(6)] == [1, 2, 1, 1, 2, 1]

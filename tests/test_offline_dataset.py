@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rl_training.data import load_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset, is_finite
 from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.errors import DatasetError
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.types import SpaceSpec
 
 
@@ -211,6 +211,47 @@ def test_the_best_episodes_are_kept_whole() -> None:
     assert best.usable.tolist() == [True, True, True, False]
     assert len(dataset.top_episodes(1.0)) == 9
     assert dataset.top_episodes(1e-9).episode_returns.tolist() == [26]
+
+
+def test_an_episode_of_which_nothing_can_be_sampled_is_never_among_the_best() -> None:
+    rewards = np.array([0, 1, 2, 9], np.float32)  # the best episode is one row that has no next observation
+    dataset = make((3, 1), next_observations=None, terminal=False, rewards=rewards)
+    assert dataset.top_episodes(0.5).episode_returns.tolist() == [3]
+    assert dataset.top_episodes(0.5).sample(8).rewards.max() <= 1
+
+
+def test_changed_datasets_draw_as_the_original_does() -> None:
+    rows = [make().for_task(SpaceSpec(2, 1), seed=5) for _ in range(3)]
+    drawn = [rows[0], rows[1].with_reward_transform(scale=2.0), rows[2].top_episodes(1.0)]
+    observations = [dataset.sample(50).observations for dataset in drawn]
+    assert torch.equal(observations[0], observations[1])
+    assert torch.equal(observations[0], observations[2])
+
+
+@pytest.mark.parametrize("values", [{"clip_min": 1.0, "clip_max": -1.0}, {"scale": float("nan")}])
+def test_reward_transforms_that_make_no_sense_are_refused(values: dict) -> None:
+    with pytest.raises(ConfigError, match="reward transform: "):
+        make().with_reward_transform(**values)
+    with pytest.raises(DatasetError, match=r"rewards times 1e\+300 plus 0 are not finite"):
+        make().with_reward_transform(scale=1e300)
+
+
+@pytest.mark.parametrize("key", ["actions", "next_observations", "terminated", "rewards", "observations"])
+def test_data_with_another_number_anywhere_is_other_data(key: str) -> None:
+    lengths = (3, 20_000)
+    state = make(lengths).for_task(SpaceSpec(2, 1)).state_dict()
+    arrays = {name: array.copy() for name, array in make(lengths).arrays.items()}
+    make(lengths).for_task(SpaceSpec(2, 1)).load_state_dict(state)
+    arrays[key][10_001] = arrays[key][10_001] - 0.5 if key != "terminated" else True
+    with pytest.raises(DatasetError, match="not the data"):
+        TransitionDataset.from_dict(arrays).for_task(SpaceSpec(2, 1)).load_state_dict(state)
+
+
+def test_data_is_recognised_whether_or_not_its_next_observations_were_built() -> None:
+    dataset = make(next_observations=None).for_task(SpaceSpec(2, 1))
+    built = make(next_observations=None)
+    assert "next_observations" in built.arrays
+    dataset.load_state_dict(built.for_task(SpaceSpec(2, 1)).state_dict())
 
 
 def test_samples_go_on_where_the_state_was_saved_and_only_with_the_same_data() -> None:

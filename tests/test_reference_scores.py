@@ -7,6 +7,7 @@ import pytest
 from rl_training.config import parse_config
 from rl_training.envs.reference_scores import normalized_score, reference_scores
 from rl_training.errors import ConfigError
+from rl_training.experiment.manager import evaluate_experiment
 from rl_training.experiment.registry import recipe_for
 from rl_training.runtime.assembly import train
 
@@ -35,6 +36,12 @@ def test_scores_of_ones_own_are_used_in_evaluations(tmp_path):
     metrics = run(tmp_path, reference_scores=[-2000.0, 0.0])
     assert metrics["eval/normalized_score"] == pytest.approx(100 * (1 + metrics["eval/mean_reward"] / 2000))
     assert "eval/normalized_score" not in run(tmp_path)
+
+
+def test_the_scores_of_a_run_are_used_when_it_is_evaluated_again(tmp_path):
+    run(tmp_path, reference_scores=[-2000.0, 0.0])
+    metrics = evaluate_experiment(next(tmp_path.glob("*/")), episodes=2)["metrics"]
+    assert metrics["eval/normalized_score"] == pytest.approx(100 * (1 + metrics["eval/mean_reward"] / 2000))
 
 
 def test_scores_in_the_wrong_order_are_refused(tmp_path):

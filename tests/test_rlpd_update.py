@@ -238,6 +238,17 @@ def test_what_cannot_be_is_refused():
         RLPD(SPEC, {"num_critic": 4})
 
 
+def test_the_loss_is_that_of_an_update_with_normalised_observations_too():
+    learner, batch = RLPD(SPEC, SMALL | {"normalize_observations": True, "policy_delay": 1}), random_batch()
+    learner.observe(batch.observations * 3 + 1)
+    state = learner.generator.get_state()
+    critic_loss, _, metrics = rlpd_loss(learner, batch)
+    learner.generator.set_state(state)
+    assert torch.equal(learner.update(batch)["train/critic_loss"], critic_loss.detach())
+    assert critic_loss != learner.critic_loss(batch)[0]
+    assert {"train/q_mean", "train/entropy"} <= metrics.keys()
+
+
 def test_values_of_prior_and_fresh_rows_are_told_apart():
     learner, batch = RLPD(SPEC, SMALL), random_batch(prior_rows=10)
     values = learner.model.critic(batch.observations, batch.actions).detach()

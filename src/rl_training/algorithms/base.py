@@ -118,12 +118,16 @@ class Learner(nn.Module):
     def update(self, batch: Batch) -> Metrics:
         """Learn from one minibatch. Nothing here waits for the device."""
         self.update_count += 1
-        if self.normalizer is not None:
-            batch = batch._replace(
-                observations=self.normalizer(batch.observations),
-                next_observations=self.normalizer(batch.next_observations),
-            )
-        return self._update(batch)
+        return self._update(self.normalized(batch))
+
+    def normalized(self, batch: Batch) -> Batch:
+        """Return a batch as the losses expect it: with observations on the scale of the normaliser, if there is one."""
+        if self.normalizer is None:
+            return batch
+        return batch._replace(
+            observations=self.normalizer(batch.observations),
+            next_observations=self.normalizer(batch.next_observations),
+        )
 
     @torch.no_grad()
     def act(self, observations: Tensor, deterministic: bool = True) -> Tensor:
@@ -170,6 +174,11 @@ class Learner(nn.Module):
         self.load_optimizers(state["optimizers"])
         self.generator.set_state(state["generator"].cpu())
         self.update_count = int(state["update_count"])
+
+    @property
+    def optimizer_names(self) -> set[str]:
+        """What is learned; a weight that is learned as its logarithm is called as its optimiser, after ``log_``."""
+        return set(self._optimizers)
 
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the moments of every optimiser, by name; those that are not there start anew."""

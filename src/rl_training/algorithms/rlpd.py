@@ -59,6 +59,7 @@ RLPDAlgorithm = RLPD
 
 def rlpd_loss(learner: RLPD, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
     """Return the critics' and the actor's loss on a batch, and their metrics, without changing any weight."""
+    batch = learner.normalized(batch)
     critic_loss, metrics = learner.critic_loss(batch)
     actor_loss, _, actor_metrics = learner.actor_loss(batch)
     return critic_loss, actor_loss, metrics | actor_metrics

@@ -83,6 +83,13 @@ class RewardSettings(Settings):
     reward_clip_min: float | None = Field(None, description="lower bound of the reward after shifting")
     reward_clip_max: float | None = Field(None, description="upper bound of the reward after shifting")
 
+    @model_validator(mode="after")
+    def _ordered(self) -> RewardSettings:
+        low, high = self.reward_clip_min, self.reward_clip_max
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"reward_clip_min = {low:g} is above reward_clip_max = {high:g}")
+        return self
+
     def reward_transform(self, dataset: TransitionDataset | None) -> RewardTransformConfig | None:
         """Return what to do to rewards, None where that is nothing; ``auto`` looks at the dataset."""
         scale = self.reward_scale

@@ -32,7 +32,7 @@ class Mixture:
 
     A batch gets ``round(ratio * batch_size)`` prior rows, and what rounding left over or took too much is settled with
     the batches that follow: over any number of them the share is right to within half a row. Until there is anything
-    fresh, all rows are prior ones.
+    fresh, all rows of what is sampled are prior ones.
 
     Attributes:
         ratio: the share of prior rows, from 0 to 1; it may be changed between batches.
@@ -44,7 +44,8 @@ class Mixture:
         self._prior_drawn, self._drawn = 0, 0
 
     def __len__(self) -> int:
-        return len(self.prior) + len(self.fresh)
+        """Return how many rows can be sampled; at a ratio of 0 those of the prior data cannot."""
+        return len(self.fresh) + (len(self.prior) if self.ratio > 0 else 0)
 
     def sample(self, batch_size: int) -> Batch:
         """Draw a minibatch; its ``prior_rows`` says how many of its rows, the first ones, are prior data."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.config import parse_settings
 from rl_training.envs.goals import GOAL_KEYS
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import DatasetError
@@ -36,10 +37,12 @@ class TransitionDataset:
 
     def __init__(self, arrays: dict[str, Array], usable: Array | None = None, *, seed: int = 0) -> None:
         self._recorded, self.usable = arrays, usable
+        self._built: dict[str, Array] = {}
         self.device = torch.device("cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self.returns: Array | None = None
         self._tensors: dict[str, Tensor] | None = None
+        self._fingerprint: str | None = None
         self._rows = None if usable is None else torch.from_numpy(np.flatnonzero(usable))
 
     @classmethod
@@ -96,11 +99,15 @@ class TransitionDataset:
         and the two with ``next_`` before them. Actions are in the environment's units until ``for_task``.
         """
         missing = [key for key, source in FOLLOWED.items() if source in self._recorded and key not in self._recorded]
-        if missing:
+        if missing and not self._built:
             rows = np.arange(len(self)) + self._has_follower
-            built = {key: self._recorded[FOLLOWED[key]][rows] for key in missing}
-            self._recorded = {**self._recorded, **built}
-        return self._recorded
+            self._built = {key: self._recorded[FOLLOWED[key]][rows] for key in missing}
+        return {**self._recorded, **self._built}
+
+    @property
+    def actions(self) -> Array:
+        """Actions as they were recorded, ``[N, A]`` or, where they are indices, ``[N]``."""
+        return self._recorded["actions"]
 
     @property
     def _has_follower(self) -> Array:
@@ -162,19 +169,31 @@ class TransitionDataset:
     ) -> TransitionDataset:
         """Return a new dataset with transformed rewards; the other arrays are shared, this one is left as it is."""
         if transform is None:
-            transform = RewardTransformConfig(scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max)
-        rewards = np.asarray(transform.apply(self._recorded["rewards"]), dtype=np.float32)
-        return TransitionDataset({**self._recorded, "rewards": rewards}, self.usable)
+            values = {"scale": scale, "shift": shift, "clip_min": clip_min, "clip_max": clip_max}
+            transform = parse_settings(RewardTransformConfig, values, where="reward transform")
+        with np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold is refused below
+            rewards = np.asarray(transform.apply(self._recorded["rewards"]), dtype=np.float32)
+        if not is_finite(rewards):
+            raise DatasetError(f"rewards times {transform.scale:g} plus {transform.shift:g} are not finite")
+        return self._changed({**self._recorded, "rewards": rewards}, self.usable)
 
     def top_episodes(self, fraction: float) -> TransitionDataset:
         """Return the episodes with the highest returns, a share ``fraction`` of them and at least one."""
         returns = self.episode_returns
+        if self.usable is not None:  # an episode of which nothing can be sampled is no use, whatever its return
+            returns[~np.logical_or.reduceat(self.usable, self.episode_starts)] = -np.inf
         count = max(1, round(fraction * len(returns)))
         chosen = np.zeros(len(returns), bool)
         chosen[np.argsort(-returns, kind="stable")[:count]] = True
         rows = np.repeat(chosen, self.episode_lengths)
         usable = None if self.usable is None else self.usable[rows]
-        return TransitionDataset({key: value[rows] for key, value in self._recorded.items()}, usable)
+        return self._changed({key: value[rows] for key, value in self._recorded.items()}, usable)
+
+    def _changed(self, arrays: dict[str, Array], usable: Array | None) -> TransitionDataset:
+        """Return a dataset of other arrays, that draws on the same device from the same random state."""
+        dataset = TransitionDataset(arrays, usable)
+        dataset.device, dataset.generator = self.device, self.generator.clone_state()
+        return dataset
 
     def for_task(self, spec: SpaceSpec, *, device: str | torch.device = "cpu", seed: int = 0) -> TransitionDataset:
         """Return the dataset as a learner of ``spec`` needs it: sizes checked, actions in [-1, 1], on its device."""
@@ -234,10 +253,16 @@ class TransitionDataset:
         return (self._tensors or self._make_tensors())["observations"]
 
     def fingerprint(self) -> str:
-        """Return a short text that tells this data from other data."""
-        step = max(1, len(self) // 4096)
-        sums = [zlib.crc32(self._recorded[key][::step].tobytes()) for key in ("observations", "rewards")]
-        return f"{len(self)}-{sums[0]:08x}-{sums[1]:08x}"
+        """Return a short text that tells this data from other data: a checksum of all columns."""
+        if self._fingerprint is None:
+            columns = [self._recorded[key] for key in sorted(self._recorded)]
+            # Of data beyond a gigabyte, which may be mapped from a file, some rows stand for the others.
+            step = 1 + sum(column.nbytes for column in columns) // 2**30
+            total = 0
+            for column in columns:
+                total = zlib.crc32(np.ascontiguousarray(column[::step]).data, total)
+            self._fingerprint = f"{len(self)}-{total:08x}"
+        return self._fingerprint
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
         """Return what a resumed run needs: the random state, and how to recognise the data, not the data itself."""

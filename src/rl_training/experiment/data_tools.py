@@ -20,7 +20,7 @@ from rl_training.data.dataset_loaders import (
     read_transitions,
     write_transitions,
 )
-from rl_training.data.formats.minari_store import PREFIX
+from rl_training.data.formats.minari_store import PREFIX, check_new
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.repair import repair_transitions
 from rl_training.envs.controllers import scripted_controller
@@ -66,8 +66,10 @@ def read_dataset(source: str | Path) -> dict[str, Any]:
 
 
 def check_target(target: str | Path) -> None:
-    """Say that a name tells no format before any work is done for it."""
-    if not str(target).startswith(PREFIX):
+    """Say that a name tells no format, or is taken, before any work is done for it."""
+    if str(target).startswith(PREFIX):
+        check_new(str(target).removeprefix(PREFIX))
+    else:
         kind_of(Path(target))
 
 
@@ -95,6 +97,8 @@ def collect_dataset(
     """
     if not 0 <= noise < np.inf:
         raise ConfigError(f"--noise {noise}: expected a number of at least 0")
+    if noise > 0 and str(policy) == "random":
+        raise ConfigError(f"--noise {noise} with --policy random: its actions are random already; expected no --noise")
     learner = None
     if str(policy) not in ("random", "scripted"):
         from rl_training.experiment.manager import load_policy
@@ -112,6 +116,8 @@ def collect_dataset(
     env = make_env(env_id, env_kwargs, raw_reward=True)
     try:
         spec = space_spec(env)
+        if spec.is_discrete and noise > 1:
+            raise ConfigError(f"--noise {noise}: the share of random actions; expected a number from 0 to 1")
         rng = np.random.default_rng([seed, _COLLECTION])
         if controller is not None:
             act: Policy = _noisy(controller, spec, noise, rng)

@@ -99,7 +99,12 @@ def evaluate_experiment(
     if config.env_id is None:
         raise ConfigError(f"{path}: this policy was trained without an env_id, so there is nothing to evaluate it in")
     evaluator = Evaluator(
-        config.env_id, config.env_kwargs, episodes=episodes, seed=seed, render_mode="rgb_array" if video else None
+        config.env_id,
+        config.env_kwargs,
+        episodes=episodes,
+        seed=seed,
+        reference=config.algo_kwargs.get("reference_scores"),
+        render_mode="rgb_array" if video else None,
     )
     try:
         recorder = _Recorder(evaluator, video) if video else None

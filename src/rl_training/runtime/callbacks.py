@@ -44,7 +44,12 @@ class EarlyStoppingCallback(Callback):
         self.evaluations_without_improvement = 0
 
     def on_evaluation(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Compare an evaluation with the thresholds and with the best one so far."""
+        """Compare an evaluation with the thresholds and with the best one so far.
+
+        Those before the first step online do not count: what a run was handed over is no reason not to begin it.
+        """
+        if trainer.collector is not None and trainer.state.global_step == 0:
+            return
         config = self.config
         for name, threshold in (
             ("eval/mean_reward", config.reward_threshold),
@@ -122,6 +127,8 @@ class ProgressCallback(Callback):
         """Leave the bar as it stands at the end."""
         self._show(trainer)
         self._bar.stop()
+        if not self._console.is_terminal and trainer.state.stop_reason is not None:
+            print(f"stopped: {trainer.state.stop_reason}", file=sys.stderr, flush=True)
 
     def _show(self, trainer: Trainer) -> None:
         self._shown_at = time.monotonic()

@@ -56,6 +56,11 @@ class PriorSettings(Settings):
         return self
 
     @property
+    def uses_prior(self) -> bool:
+        """Whether any batch has prior rows."""
+        return max(self.prior_share.start, self.prior_share.end) > 0 or self.offline_pretrain_updates > 0
+
+    @property
     def prior_share(self) -> Schedule:
         """The share of prior rows as training goes on."""
         ratio = self.offline_batch_ratio

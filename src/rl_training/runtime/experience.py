@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple, cast
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
 from rl_training.data.dataset_loaders import DatasetSettings, load_transition_dataset
 from rl_training.data.hindsight_dataset import HindsightDataset
 from rl_training.data.mixture import Mixture
+from rl_training.data.row_order import action_bounds
 from rl_training.envs.factory import make_env, make_vector_env, space_spec, split_env_kwargs
 from rl_training.envs.goals import GoalFunctions
 from rl_training.envs.rewards import RewardTransformConfig
@@ -57,6 +59,11 @@ def build_parts(
         dataset = _logged_data(config, settings, dataset)
     if dataset is None or not online:
         _require_sources(settings, dataset is not None)
+    elif (bc_weight := getattr(settings, "bc_weight", 0.0)) > 0 and not settings.uses_prior:
+        raise ConfigError(
+            f"algo_kwargs.bc_weight = {bc_weight:g} has no prior rows to imitate: expected offline_batch_ratio"
+            " or offline_pretrain_updates above 0 (or bc_weight: 0)"
+        )
     spec, goals = _task(recipe, config, settings, dataset)
     learner = _fitting_learner(recipe, config, settings, spec, device)
     transform = None if recipe.hindsight else settings.reward_transform(dataset)
@@ -162,6 +169,7 @@ def _prior(
             prior = HindsightDataset(dataset, learner.spec, goals, settings=settings, device=learner.device, seed=seed)
         else:
             dataset = dataset if transform is None else dataset.with_reward_transform(transform)
+            _warn_of_clipping(dataset, learner.spec, "bounds of the task" if config.env_id else "assumed bounds")
             prior = dataset.for_task(learner.spec, device=learner.device, seed=seed)
             if learner.needs_returns:
                 prior.returns = prior.returns_to_go(settings.gamma)
@@ -170,6 +178,21 @@ def _prior(
     for part in torch.split(prior.policy_observations(), 65_536):
         learner.observe(part)
     return prior
+
+
+def _warn_of_clipping(dataset: TransitionDataset, spec: SpaceSpec, bounds: str) -> None:
+    """Say how many actions are changed because they lie outside their bounds, which without ``env_id`` are assumed."""
+    if spec.is_discrete or dataset.actions.shape[-1] != spec.action_dim:
+        return
+    low, high = action_bounds(spec)
+    margin = 1e-4 * (high - low)
+    outside = ((dataset.actions < low - margin) | (dataset.actions > high + margin)).any(axis=1)
+    if outside.any():
+        warnings.warn(
+            f"{outside.mean():.1%} of the rows have actions outside the {bounds}, [{low.min():g}, {high.max():g}]: they"
+            " are clipped",
+            stacklevel=2,
+        )
 
 
 def _fitting_learner(

@@ -32,20 +32,21 @@ def initialize(learner: Learner, config: TrainConfig, settings: InitSettings) ->
     source = manifest["config"]
     try:
         for name in ("observation_dim", "goal_dim", "action_dim", "num_actions"):
-            there, here = manifest["spec"][name], getattr(learner.spec, name)
-            if there != here:
-                raise ValueError(f"{name} is {there} there and {here} here")
-        module = state["learner"]["module"]
-        if _learner_name(source["algo"], source["algo_kwargs"]) == _learner_name(config.algo, config.algo_kwargs):
+            size, own = manifest["spec"][name], getattr(learner.spec, name)
+            if size != own:
+                raise ValueError(f"{name} is {size} there and {own} here")
+        module, optimizers = state["learner"]["module"], state["learner"]["optimizers"]
+        there = _learner_name(source["algo"], source["algo_kwargs"])
+        here = _learner_name(config.algo, config.algo_kwargs)
+        if there == here:
             _require_same_networks(module, learner.state_dict())
-            learner.load_state_dict(module)
+            learner.load_state_dict({**module, **_fixed_weights(learner, optimizers)})
             if settings.init_optimizers:
-                learner.load_optimizers(state["learner"]["optimizers"])
+                learner.load_optimizers(optimizers)
         else:
             learner.load_policy(module)
             warnings.warn(
-                f"init_from: {source['algo']} and {config.algo} differ, so the policy is taken over and the rest"
-                " starts anew",
+                f"init_from: {there} and {here} differ, so the policy is taken over and the rest starts anew",
                 stacklevel=4,
             )
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -54,13 +55,21 @@ def initialize(learner: Learner, config: TrainConfig, settings: InitSettings) ->
         ) from None
 
 
+def _fixed_weights(learner: Learner, optimizers: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the temperatures and the like that only one of the runs learns: they stay as this one's settings say."""
+    learned = learner.optimizer_names & optimizers.keys()
+    weights = {name: value for name, value in learner.state_dict().items() if name.startswith("log_")}
+    return {name: value for name, value in weights.items() if name.removeprefix("log_") not in learned}
+
+
 def _require_same_networks(there: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> None:
     """Name the first weight that the two runs do not share in this shape."""
     for name in {**here, **there}:
         a, b = (list(state[name].shape) if name in state else "not there" for state in (there, here))
         if a != b:
             raise ValueError(
-                f"{name} is {a} in that run and {b} in this one: expected the same networks (hidden_sizes)"
+                f"{name} is {a} in that run and {b} in this one: expected the same networks (hidden_sizes,"
+                " num_critics, critic_layer_norm)"
             )
 
 

@@ -55,6 +55,11 @@ class MetricsLogger:
                     self._tensorboard.add_scalar(name, value, global_step)
         return row
 
+    def note(self, name: str, text: str, global_step: int) -> None:
+        """Write a text to TensorBoard; ``metrics.csv`` holds numbers alone."""
+        with contextlib.suppress(OSError):
+            self._tensorboard.add_text(name, text, global_step)
+
     def close(self) -> None:
         """Close the logs."""
         if self._tensorboard is not None:

@@ -26,14 +26,14 @@ def run_to_end(trainer: Trainer, run_dir: Path) -> TrainResult:
         _write_result(_result(trainer, run_dir, "failed", str(error)))
         raise type(error)(f"{error}. {kept}") from error
     state = trainer.state
-    if state.update_count == 0 and not state.interrupted:
+    reason = state.stop_reason or "unknown"
+    status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
+    if state.update_count == 0 and status == "completed":
         warnings.warn(
             f"nothing was learned: {state.global_step} steps brought no update (no episode was complete, or"
             " learning_starts, train_frequency and gradient_updates_per_step asked for none)",
             stacklevel=3,
         )
-    reason = state.stop_reason or "unknown"
-    status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
     return _write_result(_result(trainer, run_dir, status, reason))
 
 

@@ -11,7 +11,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.config import differences
 from rl_training.data import HERReplayBuffer, ReplayBuffer
 from rl_training.data.mixture import Mixture, Source
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, DatasetError
 from rl_training.runtime.acceleration import accelerated_update
 from rl_training.runtime.budget import Budget
 from rl_training.runtime.callbacks import Callback
@@ -89,6 +89,7 @@ class Trainer:
                 self._report_and_save(before, handing_over=handing_over)
             if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
                 self.save()  # the signal came before the first step, or after this one had been reported
+            self.logger.note("stop_reason", self.state.stop_reason or "", self.state.global_step)
         finally:
             for callback in self.callbacks:
                 callback.on_training_end(self)
@@ -101,6 +102,11 @@ class Trainer:
         state, manifest = self.store.take_up()
         try:
             self.learner.load_training_state(state["learner"])
+            if isinstance(self.experience, Mixture) != ("prior" in state["experience"]):
+                begun, now = ("with", "without") if "prior" in state["experience"] else ("without", "with")
+                raise DatasetError(
+                    f"the run was begun {begun} prior data and goes on {now}: expected the same (dataset=)"
+                )
             self.experience.load_state_dict(state["experience"])
             if self.replay is not None:
                 self.store.load_rows(self.replay.ring)
@@ -110,6 +116,9 @@ class Trainer:
                 if name in state["trainer"]["callbacks"]:
                     callback.load_state_dict(state["trainer"]["callbacks"][name])
             changed = self.collector.load_state_dict(state["collector"]) if self.collector is not None else []
+        except DatasetError as error:
+            source = self.about["config"]["algo_kwargs"].get("dataset_path") or "dataset"
+            raise DatasetError(f"{source}: {error}") from None
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             edited = differences(manifest["config"], self.about["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
@@ -221,6 +230,7 @@ class Trainer:
         metrics["time/updates_per_second"] = (state.update_count - self._clock_updates) / elapsed
         self.logger.record(metrics)
         self.logger.flush(state.global_step, state.update_count)
+        self._train_metrics = {}  # a row speaks of the updates since the one before it
         self._restart_clock()
 
     def _restart_clock(self) -> None:

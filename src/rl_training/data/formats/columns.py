@@ -122,7 +122,15 @@ def _flags(values: Any, length: int, name: str, where: str) -> Array:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or array.size != length:
         raise DatasetError(f"{where}: {name} has shape {array.shape} and dtype {array.dtype}; expected {length} flags")
-    return array.reshape(length).astype(bool)
+    return as_flags(array.reshape(length), f"{where}: {name}")
+
+
+def as_flags(array: Array, what: str) -> Array:
+    """Return numbers as truth values, or say which is neither 0 nor 1."""
+    if array.dtype != bool and not (fits := (array == 0) | (array == 1)).all():
+        row = int(np.flatnonzero(~fits)[0])
+        raise DatasetError(f"{what} is {array[row]} at row {row}; expected 0 or 1")
+    return array.astype(bool)
 
 
 def _split_merged(arrays: dict[str, Any], ends: Array, success: Any, where: str) -> None:
@@ -153,6 +161,8 @@ def _marked_ends(mark: str, values: Array, length: int, where: str) -> Array:
         return ends
     with np.errstate(invalid="ignore"):  # beyond what an integer holds is outside the rows, too
         rows = values.astype(np.int64)
+    if (rows != values).any():
+        raise DatasetError(f"{where}: {mark} has {values[rows != values][0]:g}; expected whole numbers")
     if mark == "episode_lengths":
         if (rows < 0).any() or rows.sum() != length:
             raise DatasetError(f"{where}: {mark} adds up to {rows.sum():,} rows; expected {length:,}")

@@ -71,13 +71,11 @@ def write(dataset: TransitionDataset, dataset_id: str, *, env_spec: EnvSpec | No
     """Write a dataset into Minari's local root, where there is none of that id, and return its folder."""
     load_extra("h5py", "writing Minari datasets")
     minari = load_extra("minari", "writing Minari datasets")
-    folder = _folder(dataset_id)
-    if folder.exists():
-        raise DatasetError(f"there is a Minari dataset {dataset_id!r} already: {folder}")
+    folder = check_new(dataset_id)
     storage_type = load_extra("minari.dataset.minari_storage", "writing Minari datasets").MinariStorage
     buffer_type = load_extra("minari.data_collector", "writing Minari datasets").EpisodeBuffer
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    observation_space, action_space = _spaces(dataset)
+    observation_space, action_space = _spaces(dataset, env_spec)
     try:
         namespace = dataset_id.rpartition("/")[0]
         namespaces = load_extra("minari.namespace", "writing Minari datasets")
@@ -97,13 +95,21 @@ def write(dataset: TransitionDataset, dataset_id: str, *, env_spec: EnvSpec | No
     return folder
 
 
+def check_new(dataset_id: str) -> Path:
+    """Return where a dataset of this id would lie, or say that the id is wrong or taken."""
+    folder = _folder(dataset_id)
+    if folder.exists():
+        raise DatasetError(f"there is a Minari dataset {dataset_id!r} already: {folder}")
+    return folder
+
+
 def is_folder(path: Path) -> bool:
     """Return whether ``path`` is the folder of a Minari dataset."""
     return (path / "data" / "metadata.json").is_file()
 
 
 def _root() -> Path:
-    return Path(load_extra("minari.storage", "Minari datasets").get_dataset_path())
+    return Path(load_extra("minari.storage", "Minari datasets").get_dataset_path()).absolute()
 
 
 def _folder(dataset_id: str) -> Path:
@@ -139,8 +145,8 @@ def _episodes(dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"episode_{episode.id}", {key: getattr(episode, key) for key in keys}
 
 
-def _spaces(dataset: TransitionDataset) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return spaces that hold the data; their bounds are not known."""
+def _spaces(dataset: TransitionDataset, env_spec: EnvSpec | None) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Return spaces that hold the data; those of actions are the environment's where it is known and they do."""
     spec = dataset.spec
 
     def box(size: int) -> spaces.Box:
@@ -150,5 +156,11 @@ def _spaces(dataset: TransitionDataset) -> tuple[spaces.Space[Any], spaces.Space
     if dataset.is_goal_conditioned:
         goal = {name: box(spec.goal_dim) for name in ("achieved_goal", "desired_goal")}
         observation = spaces.Dict({"observation": observation, **goal})
-    action = box(spec.action_dim) if spec.num_actions is None else spaces.Discrete(spec.num_actions)
+    action: spaces.Space[Any] = box(spec.action_dim) if spec.num_actions is None else spaces.Discrete(spec.num_actions)
+    if env_spec is not None:
+        env = env_spec.make()
+        extremes = dataset.actions.min(axis=0), dataset.actions.max(axis=0)
+        if all(action in env.action_space for action in extremes):
+            action = env.action_space
+        env.close()
     return observation, action
