@@ -100,6 +100,42 @@ def test_leaps_where_there_are_no_next_observations() -> None:
     assert (verdict.count, verdict.first_row) == (2, 149)
 
 
+def test_leaps_where_next_observations_follow_the_rows_across_ends() -> None:
+    values = good(length=150)
+    values["next_observations"] = np.roll(values["observations"], -1, axis=0)
+    values["truncated"][:-1] = False
+    verdict = inspect_transitions(values).verdict("leaps")
+    assert verdict is not None
+    assert (verdict.count, verdict.first_row) == (7, 149)
+    right = good(length=150)
+    right["truncated"][149] = False  # here next observations contradict the following row
+    assert found(right) == {"errors": {"jumps"}, "warnings": set()}
+
+
+@pytest.mark.parametrize("has_next", [True, False])
+def test_episodes_longer_than_the_time_limit(has_next: bool) -> None:
+    values = good(length=200)
+    values["next_observations"] = np.roll(values["observations"], -1, axis=0)
+    if not has_next:
+        del values["next_observations"]
+    values["truncated"][799] = False
+    verdict = inspect_transitions(values, PENDULUM).verdict("too-long")
+    assert verdict is not None
+    assert (verdict.count, verdict.first_row) == (1, 600)
+    values["truncated"][:] = False
+    assert "too-long" in found(values, PENDULUM)["errors"]
+    assert "too-long" not in found(values)["errors"]
+    order = np.random.default_rng(0).permutation(1600)
+    shuffled = {name: array[order] for name, array in good(length=200).items()}
+    assert "too-long" not in found(shuffled, PENDULUM)["errors"]  # lengths mean nothing here
+
+
+def test_data_recorded_under_another_limit_only_warns() -> None:
+    report = found(good(length=250), PENDULUM)  # as of people who took longer than the task allows
+    assert "too-long" in report["warnings"]
+    assert "too-long" not in report["errors"]
+
+
 @pytest.mark.parametrize("offset", [0, 2, -1])
 def test_next_observations_that_are_misaligned(offset: int) -> None:
     values = good()
@@ -125,6 +161,28 @@ def test_last_rows_that_look_into_the_next_episode() -> None:
     assert found(cut)["errors"] == set()
 
 
+def test_all_ends_that_cross_are_found_where_most_of_them_leap() -> None:
+    values = good()
+    rng = np.random.default_rng(5)
+    values["observations"] += np.repeat(rng.normal(0, 20, (8, 3)), 40, axis=0).astype(np.float32)  # starts far apart
+    near = values["observations"][119] + 0.01  # but this reset happens to lead nearby
+    values["observations"][120:160] += near - values["observations"][120]
+    values["next_observations"] = np.roll(values["observations"], -1, axis=0)
+    verdict = inspect_transitions(values).verdict("crosses-episodes")
+    assert verdict is not None
+    assert verdict.count == 7
+
+
+def test_crossings_that_nothing_is_learned_from_are_no_error() -> None:
+    values = good()
+    values["next_observations"] = np.roll(values["observations"], -1, axis=0)
+    assert found({**values, "usable": ~values["truncated"]})["errors"] == set()
+    ends = {"terminated": values["truncated"], "truncated": values["terminated"]}
+    report = inspect_transitions({**values, **ends})
+    assert report.is_sane
+    assert report.facts["crossing_terminals"] == 7
+
+
 def test_time_outs_marked_as_terminations() -> None:
     values = good(length=200)
     values["terminated"], values["truncated"] = values["truncated"], values["terminated"]
@@ -132,6 +190,11 @@ def test_time_outs_marked_as_terminations() -> None:
     assert "timeouts-as-terminals" in found(values, PENDULUM)["errors"]  # whose limit is 200
     values["terminated"][[150, 333]] = True  # some episodes end early, others at the limit
     assert "timeouts-as-terminals" in found(values, PENDULUM)["errors"]
+    half = good(length=200)
+    half["terminated"] = half["truncated"] & (np.arange(1600) < 800)
+    half["truncated"] &= ~half["terminated"]
+    assert inspect_transitions(half, PENDULUM).verdict("timeouts-as-terminals").count == 4  # type: ignore[union-attr]
+    assert found(half) == {"errors": set(), "warnings": set()}
     right = good(length=200)
     right["terminated"][150], right["truncated"][150] = True, False
     assert "timeouts-as-terminals" not in found(right, PENDULUM)["errors"]
@@ -204,12 +267,89 @@ def test_rewards_that_disagree_with_the_environment(point_data: TransitionDatase
     assert found(arrays, POINT) == {"errors": set(), "warnings": {"rewards-shifted"}}
 
 
+@pytest.mark.parametrize("fault", ["same row", "noise", "few"])
+@pytest.mark.parametrize("has_next", [True, False])
+def test_next_goals_that_are_misplaced_and_their_repair(
+    point_data: TransitionDataset, fault: str, has_next: bool
+) -> None:
+    right = point_data.arrays["next_achieved_goals"]
+    wrong = {"same row": point_data.arrays["achieved_goals"], "few": right.copy()}
+    wrong["noise"] = np.random.default_rng(0).normal(size=right.shape).astype(np.float32)
+    wrong["few"][[7, 60]] += 1
+    arrays = {**point_data.arrays, "next_achieved_goals": wrong[fault]}
+    if not has_next:
+        del arrays["next_observations"]
+    verdict = inspect_transitions(arrays).verdict("misaligned-goals")
+    assert verdict is not None
+    assert ("same row" in verdict.message) == (fault == "same row")
+    assert (verdict.count == 2) == (fault == "few")
+    mended, notes = repair_transitions(arrays, POINT)
+    assert len(notes) == 1
+    dataset = TransitionDataset.from_dict(mended)
+    if fault == "few" and has_next:
+        assert dataset.usable is None
+        np.testing.assert_array_equal(dataset.arrays["next_achieved_goals"], right)
+    else:  # what the last rows achieved is not known
+        assert dataset.usable is not None
+        assert np.flatnonzero(~dataset.usable).tolist() == list(range(49, 300, 50))
+        np.testing.assert_array_equal(dataset.arrays["next_achieved_goals"][dataset.usable], right[dataset.usable])
+    assert found(dataset, POINT)["errors"] == set()
+
+
+def test_whole_numbers_and_truth_values_are_compared_as_numbers() -> None:
+    values = good()
+    for kind in ("uint8", "bool"):
+        for name in ("observations", "next_observations"):
+            values[name] = ((values[name] > 0) * 200).astype(kind)
+        assert found(values)["errors"] == set()
+
+
+def test_huge_actions_take_no_memory() -> None:
+    values = {**good(), "actions": np.arange(320) % 3}
+    assert inspect_transitions(values).facts["action_counts"] == [107, 107, 106]
+    values["actions"] = np.full(320, 2**40)
+    assert inspect_transitions(values).facts["action_counts"] == "1 different actions up to 1,099,511,627,776"
+    assert found({**values, "actions": np.full(320, -1)})["errors"] == {"refused"}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e300])
+def test_no_warning_of_numpy_leaks(number: float) -> None:
+    for name in ("observations", "rewards"):
+        values = good()
+        values[name] = np.full(values[name].shape, number)
+        assert found(values)["errors"] == ({"refused"} if number == 1e300 else {"not-finite"})
+
+
+def test_what_training_refuses_is_an_error(point_data: TransitionDataset) -> None:
+    goals = point_data.arrays
+    narrow = {name: goals[name][:, :1] for name in ("achieved_goals", "next_achieved_goals")}
+    one = {name: array for name, array in goals.items() if "desired" not in name}
+    for values, env_id, message in (
+        ({**good(), "terminated": np.full(320, 2)}, None, "terminated is 2 at row 0; expected 0 or 1"),
+        ({**good(), "actions": np.full(320, -1)}, None, "-1 is below 0"),
+        (one, None, "key 'desired_goals' is missing"),
+        (one, POINT, "key 'desired_goals' is missing"),
+        ({**goals, **narrow}, POINT, "differ in shape"),
+    ):
+        verdict = inspect_transitions(values, env_id).verdict("refused")
+        assert verdict is not None
+        assert message in verdict.message
+    discrete = {**good(), "actions": np.full(320, -1)}
+    discrete["observations"] = np.random.default_rng(0).normal(size=(320, 4))
+    del discrete["next_observations"]
+    assert found(discrete, "CartPole-v1")["errors"] == {"actions-outside"}  # which has told it already
+    without = {name: array for name, array in goals.items() if "achieved" not in name}
+    assert found(without, POINT)["errors"] == set()
+
+
 def test_arrays_that_make_no_rows_are_refused() -> None:
     values = good()
     for change, message in (
         ({"rewards": values["rewards"][:-1]}, r"rewards has shape \(319,\)"),
         ({"next_observations": values["next_observations"][:, :2]}, r"expected \(320, 3\)"),
         ({"actions": np.array(["a"] * 320)}, "expected 320 rows of numbers"),
+        ({"actions": np.zeros((320, 0))}, "expected at least one number a row"),
         ({name: array[:0] for name, array in values.items()}, "no transitions"),
     ):
         with pytest.raises(DatasetError, match=message):
@@ -265,6 +405,43 @@ def test_repair_takes_rows_that_look_into_the_next_episode_out_of_the_sample() -
     dataset = TransitionDataset.from_dict(repair_transitions(values)[0])
     assert dataset.usable is not None
     assert np.flatnonzero(~dataset.usable).tolist() == list(range(39, 319, 40))
+    assert inspect_transitions(dataset).is_sane
+    assert repair_transitions(dataset)[1] == []
+
+
+def test_repair_knows_time_outs_before_it_judges_what_last_rows_look_at() -> None:
+    values = good(length=200)
+    values["next_observations"] = np.roll(values["observations"], -1, axis=0)
+    values["terminated"], values["truncated"] = values["truncated"], values["terminated"]
+    assert "usable" not in repair_transitions(values)[0]  # nothing is learned from what follows a termination
+    arrays, notes = repair_transitions(values, PENDULUM)
+    assert len(notes) == 2
+    assert np.flatnonzero(~arrays["usable"]).tolist() == list(range(199, 1599, 200))
+
+
+def test_repair_hides_the_next_episode_from_hindsight(point_data: TransitionDataset) -> None:
+    arrays = {**point_data.arrays, "terminated": point_data.arrays["truncated"], "truncated": np.zeros(300, bool)}
+    names = ("observations", "achieved_goals", "desired_goals")
+    arrays |= {f"next_{name}": np.roll(arrays[name], -1, axis=0) for name in names}
+    assert inspect_transitions(arrays).verdict("crosses-episodes").count == 5  # type: ignore[union-attr]
+    mended, notes = repair_transitions(arrays)
+    assert len(notes) == 1
+    for name in names:
+        np.testing.assert_array_equal(mended[f"next_{name}"][49:299:50], mended[name][49:299:50])
+    assert inspect_transitions(mended).is_sane
+
+
+def test_repair_says_what_it_left() -> None:
+    assert any(note.startswith("left as it is: spaces: ") for note in repair_transitions(good(), "CartPole-v1")[1])
+    values = good(length=150)
+    del values["next_observations"]
+    values["truncated"][[149, 299]] = False
+    notes = repair_transitions(values)[1]
+    assert len(notes) == 1
+    assert notes[0].startswith("left as it is: leaps: 2 rows")
+    assert "seem not to be marked" in notes[0]
+    with pytest.raises(DatasetError, match="terminated is 2 at row 0"):
+        repair_transitions({**good(), "terminated": np.full(320, 2)})
 
 
 def test_repair_without_an_environment_does_not_guess_bounds_or_limits() -> None:
@@ -400,6 +577,8 @@ RANDOM = ("collect", "--env", PENDULUM, "--policy", "random", "--episodes")
         (("collect", "--policy", "nope", "--episodes", 1, "-o", "b.npz"), "no such run"),
         ((*RANDOM, 1, "-o", "b"), "does not tell the format"),
         ((*RANDOM, 1, "--noise", "nan", "-o", "b.pt"), "noise"),
+        ((*RANDOM, 1, "--noise", 0.5, "-o", "b.pt"), "its actions are random already"),
+        ((*RANDOM, 1, "-o", "minari:no id"), "is not the id of a Minari dataset"),
         ((*RANDOM, 0, "-o", "b.npz"), "episodes"),
         ((*RANDOM, 1, "-o", "a.npz/b.npz"), "cannot be written"),
     ],
@@ -456,6 +635,8 @@ def test_collect_writes_files_and_minari_datasets(run: Callable[..., Answer], tr
     assert answer.code == 0, answer.err
     dataset = minari.load_dataset("point/random-v0")
     assert dataset.total_steps == 30
+    np.testing.assert_array_equal(dataset.action_space.high, np.ones(2))
+    assert "already" in run(*random, "-o", "minari:point/random-v0").err
     assert dataset.env_spec.id == POINT
     assert dataset.env_spec.kwargs == {"max_steps": 10}
     np.testing.assert_array_equal(

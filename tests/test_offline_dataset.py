@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.data import load_transition_dataset
-from rl_training.data.offline_dataset import TransitionDataset, is_finite
+from rl_training.data.column_checks import is_finite
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.types import SpaceSpec

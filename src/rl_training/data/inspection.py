@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.offline_dataset import FLAGS, TransitionDataset, is_finite
+from rl_training.data.column_checks import FLAGS, is_finite
+from rl_training.data.inspection_report import DatasetReport, Verdict
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.row_order import (
     OBSERVED,
+    Order,
     Task,
     action_bounds,
     bad_rows,
     ends_of,
+    episodes_of,
     examine_order,
     fixed_terminals,
     leaps,
+    misplaced_goals,
     raw_arrays,
+    too_long,
 )
 from rl_training.envs.goals import GoalFunctions
+from rl_training.errors import DatasetError
 from rl_training.types import SpaceSpec
 
 Array = NDArray[Any]
@@ -30,51 +36,7 @@ _BINS = 10
 _REWARD_ROWS = 20_000  # rows whose reward is asked of the environment, evenly spread
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One thing that is wrong: its name, what it means, how many rows (or dimensions) have it, and the first row."""
-
-    name: str
-    message: str
-    count: int
-    first_row: int | None = None
-
-
-@dataclass
-class DatasetReport:
-    """What was found: ``facts``, ``warnings`` (look at it) and ``errors`` (learning from it would go wrong)."""
-
-    facts: dict[str, Any] = field(default_factory=dict)
-    warnings: list[Verdict] = field(default_factory=list)
-    errors: list[Verdict] = field(default_factory=list)
-
-    @property
-    def is_sane(self) -> bool:
-        """Whether there are no errors."""
-        return not self.errors
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return {**asdict(self), "is_sane": self.is_sane}
-
-    def verdict(self, name: str) -> Verdict | None:
-        """Return the error or warning of that name."""
-        return next((found for found in (*self.errors, *self.warnings) if found.name == name), None)
-
-    def lines(self) -> list[str]:
-        """Return the report as text for a terminal."""
-        lines = [f"{name:20} {_text(value)}" for name, value in self.facts.items() if name != "return_histogram"]
-        histogram = self.facts.get("return_histogram")
-        if histogram:
-            lines.append("returns of episodes")
-            top = max(histogram["counts"])
-            for count, low, high in zip(histogram["counts"], histogram["edges"], histogram["edges"][1:], strict=False):
-                lines.append(f"  {low:>10.4g} to {high:<10.4g} {'█' * round(40 * count / top):40} {count}")
-        lines += [f"error: {found.name}: {found.message}" for found in self.errors]
-        lines += [f"warning: {found.name}: {found.message}" for found in self.warnings]
-        return lines if self.errors or self.warnings else [*lines, "nothing wrong was found"]
-
-
+@np.errstate(over="ignore", invalid="ignore")
 def inspect_transitions(
     source: TransitionDataset | Mapping[str, Any],
     env_id: str | None = None,
@@ -89,8 +51,10 @@ def inspect_transitions(
     report = DatasetReport()
     _facts(arrays, report)
     _check_finite(arrays, report)
-    _check_order(arrays, report)
-    _check_ends(arrays, report, task)
+    order = examine_order(arrays)
+    _check_order(arrays, report, order)
+    if order is None or not order.is_shuffled:
+        _check_ends(arrays, report, task.time_limit if task else None)
     _check_dimensions(arrays, report)
     _check_duplicates(arrays, report)
     if task is None or _check_spaces(arrays, report, task):
@@ -99,13 +63,13 @@ def inspect_transitions(
             _check_rewards(arrays, report, task.goals)
     if task is not None:
         task.close()
+    if not isinstance(source, TransitionDataset):
+        _check_acceptance(source, report)
     return report
 
 
 def _facts(arrays: dict[str, Array], report: DatasetReport) -> None:
-    ends = np.flatnonzero(ends_of(arrays)) + 1
-    starts = np.concatenate([[0], ends[:-1]])
-    lengths = ends - starts
+    starts, lengths = episodes_of(arrays)
     returns = np.add.reduceat(arrays["rewards"].astype(np.float64), starts)
     facts = report.facts
     facts["transitions"] = len(arrays["rewards"])
@@ -120,8 +84,11 @@ def _facts(arrays: dict[str, Array], report: DatasetReport) -> None:
     if "usable" in arrays:
         facts["usable_rows"] = int(arrays["usable"].sum())
     finite = returns[np.isfinite(returns)]
-    if len(finite):
-        counts, edges = np.histogram(finite, bins=_BINS if np.ptp(finite) > 0 else 1)
+    if len(finite) and np.isfinite(np.ptp(finite)):
+        rounding = 1e-9 * np.abs(finite).max()
+        many = np.ptp(finite) > rounding
+        bounds = (finite.min(), finite.max()) if many else (finite[0] - 0.5 - rounding, finite[0] + 0.5 + rounding)
+        counts, edges = np.histogram(finite, bins=_BINS if many else 1, range=bounds)
         facts["return_histogram"] = {"counts": counts.tolist(), "edges": edges.tolist()}
 
 
@@ -133,21 +100,25 @@ def _check_finite(arrays: dict[str, Array], report: DatasetReport) -> None:
             report.errors.append(Verdict("not-finite", message, len(bad), int(bad[0])))
 
 
-def _check_order(arrays: dict[str, Array], report: DatasetReport) -> None:
-    order = examine_order(arrays)
+def _check_order(arrays: dict[str, Array], report: DatasetReport, order: Order | None) -> None:
+    rows = leaps(arrays, order)
+    if len(rows):
+        message = f"{len(rows):,} rows are followed by a leap as nowhere else, first row {rows[0]:,}"
+        message += ": ends of episodes seem not to be marked there"
+        report.warnings.append(Verdict("leaps", message, len(rows), int(rows[0])))
+    for name, fault in misplaced_goals(arrays, order).items():
+        instead = "that of the same row" if fault.are_own else "another"
+        first, count = int(fault.rows[0]), len(fault.rows)
+        message = f"next_{name} have not the goal of the following row but {instead} in {count:,} rows, first {first:,}"
+        report.errors.append(Verdict("misaligned-goals", message, count, first))
     if order is None:
         if "next_observations" not in arrays:
             report.facts["next_observations"] = "absent: taken from the following row, within an episode"
-            rows = leaps(arrays)
-            if len(rows):
-                message = f"{len(rows):,} rows are followed by a leap as nowhere else, first row {rows[0]:,}"
-                message += ": is the end of an episode not marked there?"
-                report.warnings.append(Verdict("leaps", message, len(rows), int(rows[0])))
         return
     if order.offset == 0:
         message = "next_observations are the observations of the same row"
         report.errors.append(Verdict("misaligned", message, len(arrays["rewards"]), 0))
-    elif order.offset is None:
+    elif order.is_shuffled:
         message = "rows do not follow each other: episodes and their returns mean nothing"
         report.warnings.append(Verdict("shuffled", message, len(arrays["rewards"]), 0))
     elif order.offset != 1:
@@ -159,25 +130,36 @@ def _check_order(arrays: dict[str, Array], report: DatasetReport) -> None:
         report.errors.append(
             Verdict("jumps", f"{message} {first:,}: an end of episode is not marked there", len(order.jumps), first)
         )
-    if len(order.crossings):
-        first = int(order.crossings[0])
-        message = f"{len(order.crossings):,} episodes end with the first observation of the next one, first at row"
-        report.errors.append(
-            Verdict("crosses-episodes", f"{message} {first:,}: an automatic reset", len(order.crossings), first)
-        )
+    crossings = order.crossings
+    if "achieved_goals" in arrays:  # hindsight takes the last next observation for where the episode led
+        crossings = np.union1d(crossings, order.terminal_crossings)
+    elif len(order.terminal_crossings):
+        report.facts["crossing_terminals"] = len(order.terminal_crossings)
+    if len(crossings):
+        first = int(crossings[0])
+        message = f"{len(crossings):,} episodes end with the first observation of the next one, first at row {first:,}"
+        report.errors.append(Verdict("crosses-episodes", f"{message}: an automatic reset", len(crossings), first))
 
 
-def _check_ends(arrays: dict[str, Array], report: DatasetReport, task: Task | None) -> None:
+def _check_ends(arrays: dict[str, Array], report: DatasetReport, limit: int | None) -> None:
+    if limit is not None:
+        long, must_hide_ends = too_long(arrays, limit)
+        if len(long):
+            message = (
+                f"{len(long):,} episodes are longer than the environment's time limit of {limit:,} steps, first at"
+            )
+            message += f" row {long[0]:,}: " + ("ends are missing" if must_hide_ends else "was there another limit?")
+            found = Verdict("too-long", message, len(long), int(long[0]))
+            (report.errors if must_hide_ends else report.warnings).append(found)
     if not (arrays["terminated"] | arrays["truncated"]).any():
         message = "no end of an episode is marked: all rows count as one episode"
         report.warnings.append(Verdict("no-ends", message, 1))
         return
-    limit = task.time_limit if task is not None else None
     rows = fixed_terminals(arrays, limit)
     if not len(rows):
         return
-    length = int(np.diff(np.flatnonzero(ends_of(arrays)), prepend=-1).max()) if limit is None else limit
-    message = f"{len(rows):,} episodes of {length:,} steps are all marked as terminated"
+    length = int(episodes_of(arrays)[1].max()) if limit is None else limit
+    message = f"{len(rows):,} episodes of {length:,} steps are marked as terminated"
     if limit is not None:
         message += f", and {length:,} is the environment's time limit: these are time-outs"
         report.errors.append(Verdict("timeouts-as-terminals", message, len(rows), int(rows[0])))
@@ -245,8 +227,7 @@ def _check_spaces(arrays: dict[str, Array], report: DatasetReport, task: Task) -
 def _check_actions(arrays: dict[str, Array], report: DatasetReport, spec: SpaceSpec | None) -> None:
     actions = arrays["actions"]
     if actions.ndim == 1:
-        counts = np.bincount(actions[actions >= 0].astype(np.int64))
-        report.facts["action_counts"] = counts.tolist() if len(counts) <= 100 else f"{len(counts)} actions"
+        report.facts["action_counts"] = _action_counts(actions[actions >= 0])
         top = None if spec is None else spec.num_actions
         outside = np.asarray((actions < 0) | (actions >= (np.inf if top is None else top)))
         bounds = "0 and above" if top is None else f"0 to {top - 1}"
@@ -273,15 +254,23 @@ def _check_actions(arrays: dict[str, Array], report: DatasetReport, spec: SpaceS
 
 
 def _check_rewards(arrays: dict[str, Array], report: DatasetReport, goals: GoalFunctions) -> None:
-    """Ask the environment for the rewards of recorded goals."""
-    inside = np.flatnonzero(~ends_of(arrays) | ("next_achieved_goals" in arrays))
+    """Ask the environment for the rewards of recorded goals, where it is known what was achieved."""
+    goal = arrays["desired_goals"]
+    if "achieved_goals" not in arrays or arrays["achieved_goals"].shape != goal.shape:
+        return
+    known = "next_achieved_goals" in arrays
+    unknown = ends_of(arrays)
+    if known:  # a last row that repeats its own goal stands for one that has none
+        unknown &= (arrays["next_achieved_goals"] == arrays["achieved_goals"]).all(axis=1)
+    if "usable" in arrays:
+        unknown |= ~arrays["usable"]
+    inside = np.flatnonzero(~unknown)
     rows = inside[:: max(1, len(inside) // _REWARD_ROWS)]
     rows = rows[~bad_rows({key: array[rows] for key, array in arrays.items() if array.dtype.kind == "f"})]
     if not len(rows):
         return
-    known = "next_achieved_goals" in arrays
     achieved = arrays["next_achieved_goals"][rows] if known else arrays["achieved_goals"][rows + 1]
-    expected = goals.rewards(achieved.astype(np.float32), arrays["desired_goals"][rows].astype(np.float32))
+    expected = goals.rewards(achieved.astype(np.float32), goal[rows].astype(np.float32))
     gap = arrays["rewards"][rows].astype(np.float64) - expected
     wrong = np.abs(gap) > 1e-3 * (1 + np.abs(expected))
     if not wrong.any():
@@ -296,26 +285,36 @@ def _check_rewards(arrays: dict[str, Array], report: DatasetReport, goals: GoalF
     report.errors.append(Verdict("rewards-disagree", message, int(wrong.sum()), first))
 
 
+def _check_acceptance(source: Mapping[str, Any], report: DatasetReport) -> None:
+    """Ask whether training would take the arrays as they are, and for the reason where nothing else has told it."""
+    told = {"not-finite": "is not finite", "actions-outside": "is below 0"}
+    try:
+        TransitionDataset.from_dict(source)
+    except DatasetError as error:
+        message = str(error).removeprefix("dataset: ")
+        if not any(told.get(found.name, "\0") in message for found in report.errors):
+            report.errors.append(Verdict("refused", f"training refuses it: {message}", 1))
+
+
+def _action_counts(actions: Array) -> list[int] | str:
+    """Return how often each action from 0 on was taken, or only how many there are where that is a long list."""
+    values, counts = np.unique(actions, return_counts=True)
+    if len(values) and values[-1] >= 100:
+        return f"{len(values):,} different actions up to {values[-1]:,}"
+    table = np.zeros(int(values[-1]) + 1 if len(values) else 0, np.int64)
+    table[values.astype(np.int64)] = counts
+    return [int(count) for count in table]
+
+
 def _kind(discrete: bool, size: int) -> str:
     return "discrete" if discrete else f"{size} continuous"
 
 
 def _spread(values: Array) -> dict[str, float | None]:
     """Return smallest, mean and largest value; None for what JSON cannot say."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        found = {"min": values.min(), "mean": values.mean(dtype=np.float64), "max": values.max()}
+    found = {"min": values.min(), "mean": values.mean(dtype=np.float64), "max": values.max()}
     return {name: float(value) if np.isfinite(value) else None for name, value in found.items()}
 
 
 def _short(indices: Array) -> str:
     return ", ".join(map(str, indices[:12])) + (f" and {len(indices) - 12} more" if len(indices) > 12 else "")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict) and "mean" in value:
-        return " · ".join(f"{name} {'?' if number is None else f'{number:.6g}'}" for name, number in value.items())
-    if isinstance(value, dict):
-        return " · ".join(f"{name} {'×'.join(map(str, size)) or 1}" for name, size in value.items())
-    if isinstance(value, list):
-        return " ".join(f"{number:.2f}" if isinstance(number, float) else str(number) for number in value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.config import parse_settings
-from rl_training.envs.goals import GOAL_KEYS
+from rl_training.data.column_checks import convert, is_finite, take_apart
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import DatasetError
 from rl_training.types import Batch, SpaceSpec
@@ -20,7 +20,6 @@ from rl_training.types import Batch, SpaceSpec
 Array = NDArray[Any]
 
 REQUIRED = ("observations", "actions", "rewards", "terminated")
-FLAGS = ("terminated", "truncated", "usable")
 FOLLOWED = {f"next_{key}": key for key in ("observations", "achieved_goals", "desired_goals")}
 
 
@@ -53,7 +52,7 @@ class TransitionDataset:
         an episode that was cut off has no successor then, and is left out of what is sampled. ``usable`` may say which
         rows are sampled.
         """
-        arrays = _take_apart(values, where)
+        arrays = take_apart(values, where)
         for key in REQUIRED:
             if key not in arrays:
                 raise DatasetError(f"{where}: key {key!r} is missing; found {', '.join(sorted(map(str, values)))}")
@@ -64,7 +63,7 @@ class TransitionDataset:
         if length == 0:
             raise DatasetError(f"{where}: there are no transitions in it")
         arrays.setdefault("truncated", np.zeros(length, bool))
-        arrays = {key: _convert(key, value, length, where) for key, value in arrays.items()}
+        arrays = {key: convert(key, value, length, where) for key, value in arrays.items()}
         # The end of the data ends its last episode.
         if not (arrays["terminated"][-1] or arrays["truncated"][-1]):
             arrays["truncated"] = arrays["truncated"].copy()
@@ -301,62 +300,3 @@ class TransitionDataset:
         if self._rows is not None:
             self._rows = self._rows.to(self.device)
         return self._tensors
-
-
-def _take_apart(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Split goal dictionaries into arrays of their own."""
-    arrays: dict[str, Any] = {}
-    for key, value in values.items():
-        if not isinstance(value, Mapping):
-            arrays[key] = value
-            continue
-        if key not in ("observations", "next_observations") or not all(part in value for part in GOAL_KEYS):
-            raise DatasetError(f"{where}: {key!r} is a group of {', '.join(value)}; expected {', '.join(GOAL_KEYS)}")
-        prefix = "next_" if key == "next_observations" else ""
-        arrays[f"{prefix}observations"] = value["observation"]
-        arrays[f"{prefix}achieved_goals"] = value["achieved_goal"]
-        arrays[f"{prefix}desired_goals"] = value["desired_goal"]
-    return arrays
-
-
-def _convert(key: str, value: Any, length: int, where: str) -> Array:
-    """Bring one array to its type and shape, or say what is wrong with it."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise DatasetError(f"{where}: {key} has dtype {array.dtype}; expected numbers")
-    if array.ndim == 0 or len(array) != length:
-        raise DatasetError(f"{where}: {key} has shape {array.shape}; expected {length} rows, as observations have")
-    if key in ("rewards", *FLAGS):
-        if array.size != length:
-            raise DatasetError(f"{where}: {key} has shape {array.shape}; expected ({length},)")
-        array = array.reshape(length)
-    elif key == "actions" and array.dtype.kind in "iu" and array.size == length:
-        array = array.reshape(length)
-        if array.min() < 0:
-            raise DatasetError(f"{where}: actions are whole numbers and {array.min()} is below 0")
-        return array.astype(np.int64, copy=False)
-    elif array.ndim == 1:
-        array = array[:, None]
-    elif array.ndim != 2:
-        raise DatasetError(f"{where}: {key} has shape {array.shape}; expected one vector a row (no images)")
-    if key in FLAGS:
-        if array.dtype != bool and not ((array == 0) | (array == 1)).all():
-            row = int(np.flatnonzero((array != 0) & (array != 1))[0])
-            raise DatasetError(f"{where}: {key} is {array[row]} at row {row}; expected 0 or 1")
-        return array.astype(bool, copy=False)
-    if array.shape[-1] == 0:
-        raise DatasetError(f"{where}: {key} has shape {array.shape}; expected at least one number a row")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-        array = array.astype(np.float32, copy=False)
-    if not is_finite(array):
-        row = int(np.argwhere(~np.isfinite(array))[0][0])
-        raise DatasetError(f"{where}: {key} is not finite, first at row {row}: {array[row]}")
-    return array
-
-
-def is_finite(array: Array) -> bool:
-    """Return whether all numbers are finite, in one pass that allocates nothing for almost all arrays."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum()
-    # NaN and infinity survive a sum; so does the overflow of large numbers, which the exact check then clears.
-    return bool(np.isfinite(total) or np.isfinite(array).all())

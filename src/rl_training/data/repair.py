@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.column_checks import FLAGS, as_flags
+from rl_training.data.inspection import inspect_transitions
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.row_order import (
     OBSERVED,
@@ -17,6 +19,7 @@ from rl_training.data.row_order import (
     ends_of,
     examine_order,
     fixed_terminals,
+    misplaced_goals,
     raw_arrays,
 )
 from rl_training.errors import DatasetError
@@ -24,29 +27,41 @@ from rl_training.errors import DatasetError
 Array = NDArray[Any]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def repair_transitions(
     source: TransitionDataset | Mapping[str, Any],
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return mended arrays, ready for ``TransitionDataset.from_dict``, and a line for each thing that was done.
+    """Return mended arrays, ready for ``TransitionDataset.from_dict``, and a line for each thing that was done or left.
 
     Rows that are not finite are dropped, and the episode ends before them. Next observations that are shifted, or those
-    of the same row, are taken from the following row instead. Where the next row does not follow, the episode ends.
-    Last rows that look into the next episode are not sampled. With ``env_id``, actions are clipped to its bounds, and
-    episodes that terminate where its time limit is reached are time-outs. The arrays of ``source`` are left alone.
+    of the same row, are taken from the following row instead; so are next goals, where the observations are in order.
+    Where the next row does not follow, the episode ends. Last rows that look into the next episode are not sampled; in
+    goal tasks those that terminate are, with their own observation as the next. With ``env_id``, actions are clipped to
+    its bounds, and episodes that terminate where its time limit is reached are time-outs. What inspection still finds
+    wrong is left as it is, and noted. The arrays of ``source`` are left alone.
     """
+    for key in FLAGS:  # below, any number but 0 would count as true
+        if isinstance(source, Mapping) and key in source:
+            as_flags(np.asarray(source[key]).reshape(-1), key)
     arrays = {name: array.copy() for name, array in raw_arrays(source).items()}
     notes: list[str] = []
-    _mend_order(arrays, notes)
+    is_shuffled = _mend_order(arrays, notes)
     if env_id is not None:
         task = Task.of(env_id, env_kwargs)
-        _fit_to_task(arrays, task, notes)
+        _clip_actions(arrays, task, notes)
+        if not is_shuffled:
+            _tell_time_outs(arrays, task, notes)
         task.close()
     elif arrays["actions"].ndim == 2 and np.abs(arrays["actions"]).max() > 1:
         notes.append("actions outside [-1, 1] were left as they are: --env tells the bounds")
+    _mend_crossings(arrays, notes)  # now that it is known which of them are time-outs, whose next observation counts
     # Last, for an episode that loses rows no longer has the length by which a time-out is known.
-    return _drop_bad_rows(arrays, notes), notes
+    arrays = _drop_bad_rows(arrays, notes)
+    report = inspect_transitions(arrays, env_id, env_kwargs)
+    left = [*report.errors, *(found for found in report.warnings if found.name == "leaps")]
+    return arrays, [*notes, *(f"left as it is: {found.name}: {found.message}" for found in left)]
 
 
 def _drop_bad_rows(arrays: dict[str, Array], notes: list[str]) -> dict[str, Array]:
@@ -62,27 +77,47 @@ def _drop_bad_rows(arrays: dict[str, Array], notes: list[str]) -> dict[str, Arra
     return {name: array[~bad] for name, array in arrays.items()}
 
 
-def _mend_order(arrays: dict[str, Array], notes: list[str]) -> None:
+def _mend_order(arrays: dict[str, Array], notes: list[str]) -> bool:
+    """Mend what does not follow, and return whether nothing follows anything."""
     order = examine_order(arrays)
+    for name, fault in misplaced_goals(arrays, order).items():
+        if fault.are_most:  # the dataset takes them from the following rows, and last rows then have none
+            del arrays[f"next_{name}"]
+        else:
+            arrays[f"next_{name}"][fault.rows] = arrays[name][fault.rows + 1]
+        what = f"next {name.replace('_', ' ')}"
+        notes.append(f"took {what} from the following rows: {len(fault.rows):,} in the file were misplaced")
     if order is None:
-        return
+        return False
     if order.offset in (0, 2, -1):
         for name in OBSERVED:
             arrays.pop(f"next_{name}", None)
         notes.append("took next observations from the following rows: those in the file were misaligned")
-    if order.offset is None:
+    if order.is_shuffled:
         notes.append("rows do not follow each other: their order was left as it is")
     if len(order.jumps):
         arrays["truncated"][order.jumps] = True
         notes.append(f"ended the episode at {len(order.jumps):,} rows that the next row does not follow")
-    cut_off = order.crossings[~arrays["terminated"][order.crossings]]
-    if len(cut_off):
+    return order.is_shuffled
+
+
+def _mend_crossings(arrays: dict[str, Array], notes: list[str]) -> None:
+    order = examine_order(arrays)
+    if order is None:
+        return
+    if len(order.crossings):
         usable = arrays.setdefault("usable", np.ones(len(arrays["rewards"]), bool))
-        usable[cut_off] = False
-        notes.append(f"took {len(cut_off):,} last rows out of what is sampled: they look into the next episode")
+        usable[order.crossings] = False
+        notes.append(f"took {len(order.crossings):,} last rows out of what is sampled: they look into the next episode")
+    if len(order.terminal_crossings) and "achieved_goals" in arrays:
+        rows = order.terminal_crossings
+        for name in OBSERVED:
+            if f"next_{name}" in arrays:  # a terminal row that repeats itself is known to have no outcome
+                arrays[f"next_{name}"][rows] = arrays[name][rows]
+        notes.append(f"gave {len(rows):,} terminations their own observation as the next: they had the next episode's")
 
 
-def _fit_to_task(arrays: dict[str, Array], task: Task, notes: list[str]) -> None:
+def _clip_actions(arrays: dict[str, Array], task: Task, notes: list[str]) -> None:
     actions = arrays["actions"]
     if actions.ndim == 2 and not task.spec.is_discrete and actions.shape[1] == task.spec.action_dim:
         low, high = action_bounds(task.spec)
@@ -90,6 +125,9 @@ def _fit_to_task(arrays: dict[str, Array], task: Task, notes: list[str]) -> None
         if outside.any():
             arrays["actions"] = np.clip(actions, low, high)
             notes.append(f"clipped the actions of {int(outside.sum()):,} rows to [{low.min():g}, {high.max():g}]")
+
+
+def _tell_time_outs(arrays: dict[str, Array], task: Task, notes: list[str]) -> None:
     rows = fixed_terminals(arrays, task.time_limit) if task.time_limit is not None else np.zeros(0, np.int64)
     if len(rows):
         arrays["terminated"][rows], arrays["truncated"][rows] = False, True

@@ -10,7 +10,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.offline_dataset import FLAGS, REQUIRED, TransitionDataset, is_finite
+from rl_training.data.column_checks import FLAGS, is_finite
+from rl_training.data.offline_dataset import REQUIRED, TransitionDataset
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import GoalFunctions
 from rl_training.errors import DatasetError
@@ -67,6 +68,8 @@ def raw_arrays(source: TransitionDataset | Mapping[str, Any]) -> dict[str, Array
         if array.dtype.kind not in "biuf" or array.ndim not in (1, 2) or len(array) != length:
             found = f"{key} has shape {array.shape} and dtype {array.dtype}"
             raise DatasetError(f"{found}; expected {length} rows of numbers, as observations have")
+        if not array.size:
+            raise DatasetError(f"{key} has shape {array.shape}; expected at least one number a row")
         if key in ("rewards", *FLAGS) or (key == "actions" and array.dtype.kind in "iu" and array.size == length):
             if array.size != length:
                 raise DatasetError(f"{key} has shape {array.shape}; expected ({length},)")
@@ -87,6 +90,13 @@ def ends_of(arrays: Mapping[str, Array]) -> Array:
     return ends
 
 
+def episodes_of(arrays: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Return the first row of each episode, and how many rows it has."""
+    ends = np.flatnonzero(ends_of(arrays)) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    return starts, ends - starts
+
+
 def bad_rows(arrays: Mapping[str, Array]) -> Array:
     """Return which rows have a number that is not finite."""
     bad = np.zeros(len(arrays["rewards"]), bool)
@@ -105,7 +115,14 @@ class Order:
     jumps: Array
     """Rows inside an episode that the next row does not follow (with ``offset`` 1)."""
     crossings: Array
-    """Last rows of an episode whose next observation is the first of the next episode (with ``offset`` 1)."""
+    """Last rows whose next observation is the first of the next episode, and is learned from (with ``offset`` 1)."""
+    terminal_crossings: Array
+    """The same where the task terminates: nothing but hindsight looks at what follows a termination."""
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether rows do not follow each other, so that the lengths of episodes mean nothing."""
+        return self.offset is None
 
 
 def examine_order(arrays: Mapping[str, Array]) -> Order | None:
@@ -113,32 +130,89 @@ def examine_order(arrays: Mapping[str, Array]) -> Order | None:
     none = np.zeros(0, np.int64)
     if "next_observations" not in arrays or len(arrays["rewards"]) < 2:
         return None
-    observations, following = arrays["observations"], arrays["next_observations"]
-    with np.errstate(invalid="ignore"):
-        scale = np.nan_to_num(np.nanstd(observations, axis=0, dtype=np.float64), posinf=0.0)
-    tolerance = (1e-4 * scale + 1e-7).astype(observations.dtype if observations.dtype.kind == "f" else np.float64)
+    observations, following = _numbers(arrays["observations"]), _numbers(arrays["next_observations"])
     ends = ends_of(arrays)
     finite = ~bad_rows({"rewards": arrays["rewards"], "a": observations, "b": following})
     inside = np.flatnonzero(~ends[:-1] & finite[:-1] & finite[1:])
     if not len(inside):
         return None
+    scale = _scale(observations if finite.all() else observations[finite])
 
     def follows(rows: Array, offset: int) -> Array:
-        near = np.abs(following[rows] - observations[rows + offset]) <= tolerance
-        return np.asarray(near.all(axis=1))
+        return _same(following[rows], observations[rows + offset], scale)
 
     fits = follows(inside, 1)
     if fits.mean() < 0.5:
         for offset in (0, 2, -1):
             rows = inside[(inside + offset >= 0) & (inside + offset < len(ends))]
             if len(rows) and follows(rows, offset).mean() > 0.5:
-                return Order(offset, none, none)
-        return Order(None, none, none)
+                return Order(offset, none, none, none)
+        return Order(None, none, none, none)
     last = np.flatnonzero(ends[:-1] & finite[:-1] & finite[1:])
     crossing = last[follows(last, 1)]
     if len(crossing):
-        crossing = crossing[_is_reset(observations, crossing, inside[fits], np.where(scale > 0, scale, 1.0))]
-    return Order(1, inside[~fits], crossing)
+        is_reset = _is_reset(observations, crossing, inside[fits], np.where(scale > 0, scale, 1.0))
+        # Where most ends cross and most of those are seen to leap, the rest are resets that happened to lead nearby.
+        if not (2 * len(crossing) > len(last) and 2 * is_reset.sum() > len(crossing)):
+            crossing = crossing[is_reset]
+    if "usable" in arrays:
+        crossing = crossing[arrays["usable"][crossing]]
+    terminal = arrays["terminated"][crossing]
+    return Order(1, inside[~fits], crossing[~terminal], crossing[terminal])
+
+
+@dataclass(frozen=True)
+class MisplacedGoals:
+    """Next goals that are not those of the following row, in rows whose next observation is."""
+
+    rows: Array
+    are_own: bool
+    """Whether they are the goals of the same row instead."""
+    are_most: bool
+    """Whether most goals that change are misplaced, so that those of the last rows cannot be trusted either."""
+
+
+def misplaced_goals(arrays: Mapping[str, Array], order: Order | None) -> dict[str, MisplacedGoals]:
+    """Compare next goals with the goals of the following row, wherever that row is known to follow, by their name."""
+    if not _is_in_order(arrays, order):
+        return {}
+    inside = ~ends_of(arrays)
+    if order is not None:
+        inside[order.jumps] = False
+    found = {}
+    for name in OBSERVED[1:]:
+        if f"next_{name}" not in arrays:
+            continue
+        goals, following = _numbers(arrays[name]), _numbers(arrays[f"next_{name}"])
+        finite = ~bad_rows({"rewards": arrays["rewards"], "a": goals, "b": following})
+        rows = np.flatnonzero(inside[:-1] & finite[:-1] & finite[1:])
+        scale = _scale(goals[finite])
+        wrong = rows[~_same(following[rows], goals[rows + 1], scale)]
+        if len(wrong):
+            changes = ~_same(goals[rows], goals[rows + 1], scale)
+            are_own = bool(_same(following[wrong], goals[wrong], scale).all())
+            found[name] = MisplacedGoals(wrong, are_own, 2 * len(wrong) > int(changes.sum()))
+    return found
+
+
+def _is_in_order(arrays: Mapping[str, Array], order: Order | None) -> bool:
+    """Return whether rows follow each other: as next observations say, or for want of any that say otherwise."""
+    return "next_observations" not in arrays if order is None else order.offset == 1
+
+
+def _numbers(array: Array) -> Array:
+    """Return numbers that can be subtracted: truth values cannot, and whole numbers without a sign wrap around."""
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
+
+
+def _scale(values: Array) -> Array:
+    return np.asarray(np.nan_to_num(values.std(axis=0, dtype=np.float64), posinf=0.0))
+
+
+def _same(values: Array, others: Array, scale: Array) -> Array:
+    """Return which rows are equal, but for rounding."""
+    tolerance = (1e-4 * scale + 1e-7).astype(values.dtype)
+    return np.asarray((np.abs(values - others) <= tolerance).all(axis=1))
 
 
 def _is_reset(observations: Array, rows: Array, inside: Array, scale: Array) -> Array:
@@ -154,33 +228,47 @@ def _is_reset(observations: Array, rows: Array, inside: Array, scale: Array) -> 
     return np.asarray(steps(rows) > 2 * usual + 1e-6)
 
 
-def leaps(arrays: Mapping[str, Array]) -> Array:
+def leaps(arrays: Mapping[str, Array], order: Order | None) -> Array:
     """Return rows inside an episode after which the observation changes as it does nowhere else: unmarked ends.
 
-    For data without next observations; with them ``examine_order`` knows for sure.
+    For data without next observations, or with those of the following row even where another episode starts there.
+    Rows that contradict their next observation are left out: ``order`` has them as jumps.
     """
-    observations = arrays["observations"]
+    if not _is_in_order(arrays, order):
+        return np.zeros(0, np.int64)
+    observations = _numbers(arrays["observations"])
     inside = np.flatnonzero(~ends_of(arrays)[:-1])
+    if order is not None:
+        inside = np.setdiff1d(inside, order.jumps, assume_unique=True)
     if len(inside) < 100 or not is_finite(observations):
         return inside[:0]
-    scale = observations.std(axis=0, dtype=np.float64)
+    scale = _scale(observations)
     steps = np.linalg.norm((observations[inside + 1] - observations[inside]) / np.where(scale > 0, scale, 1.0), axis=1)
     return np.asarray(inside[steps > 3 * np.quantile(steps, 0.99) + 1e-6])
 
 
 def fixed_terminals(arrays: Mapping[str, Array], time_limit: int | None) -> Array:
-    """Return the rows that terminate where the time limit is reached, in data that knows no time-outs there.
+    """Return the rows that terminate where the time limit is reached, if at least half of the episodes there do.
 
-    Without a limit the longest length is taken for it, where three episodes or more have it.
+    Without a limit the longest length is taken for it, where three episodes or more have it and (almost) all terminate.
     """
-    ends = np.flatnonzero(ends_of(arrays))
-    lengths = np.diff(ends, prepend=-1)
+    starts, lengths = episodes_of(arrays)
     limit = int(lengths.max()) if time_limit is None else time_limit
-    at_limit = ends[lengths == limit]
+    at_limit = (starts + lengths - 1)[lengths == limit]
     suspects = at_limit[arrays["terminated"][at_limit]]
-    if limit < 2 or len(suspects) < max(1, len(at_limit) - 1) or (time_limit is None and len(suspects) < 3):
-        return np.zeros(0, np.int64)
-    return np.asarray(suspects)
+    least = max(3, len(at_limit) - 1) if time_limit is None else max(1, len(at_limit) / 2)
+    return np.asarray(suspects if limit > 1 and len(suspects) >= least else suspects[:0])
+
+
+def too_long(arrays: Mapping[str, Array], time_limit: int) -> tuple[Array, bool]:
+    """Return the first rows of episodes beyond the time limit, and whether ends must be missing in them.
+
+    They must where most episodes keep to the limit, or one is long enough for two. Else another limit may have been in
+    force when the data was recorded, as with people who took more time than the task gives.
+    """
+    starts, lengths = episodes_of(arrays)
+    long = lengths > time_limit
+    return starts[long], bool(2 * long.sum() < len(long) or lengths.max() >= 2 * time_limit)
 
 
 def action_bounds(spec: SpaceSpec) -> tuple[Array, Array]:

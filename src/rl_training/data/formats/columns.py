@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.column_checks import as_flags
 from rl_training.data.offline_dataset import REQUIRED
 from rl_training.errors import DatasetError
 
@@ -123,14 +124,6 @@ def _flags(values: Any, length: int, name: str, where: str) -> Array:
     if array.dtype.kind not in "biuf" or array.size != length:
         raise DatasetError(f"{where}: {name} has shape {array.shape} and dtype {array.dtype}; expected {length} flags")
     return as_flags(array.reshape(length), f"{where}: {name}")
-
-
-def as_flags(array: Array, what: str) -> Array:
-    """Return numbers as truth values, or say which is neither 0 nor 1."""
-    if array.dtype != bool and not (fits := (array == 0) | (array == 1)).all():
-        row = int(np.flatnonzero(~fits)[0])
-        raise DatasetError(f"{what} is {array[row]} at row {row}; expected 0 or 1")
-    return array.astype(bool)
 
 
 def _split_merged(arrays: dict[str, Any], ends: Array, success: Any, where: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.formats.columns import as_flags
+from rl_training.data.column_checks import as_flags
 from rl_training.data.formats.limits import narrow
 from rl_training.errors import DatasetError
 
@@ -46,7 +46,7 @@ def join(episodes: Iterable[tuple[str, Mapping[str, Any]]], where: str) -> dict[
             if len(array) != steps:
                 raise DatasetError(f"{place}: {key} has shape {array.shape}; expected {steps} rows, as rewards have")
         for key in ("terminated", "truncated"):
-            rows[key] = as_flags(rows[key].reshape(steps), f"{place}: {key}")
+            rows[key] = as_flags(rows[key].reshape(steps), f"{place}: {key}").copy()  # its end is set below
         rows["truncated"][-1] |= not rows["terminated"][-1]
         infos = episode.get("infos") or {}
         rows.update({key: _array(infos[key], f"{place}: infos/{key}") for key in EXTRAS if key in infos})
