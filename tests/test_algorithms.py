@@ -399,3 +399,8 @@ def test_conservatism_lowers_the_value_of_unseen_actions():
         assert gap_after_training(learner_type, spec, cql_alpha=5.0) < gap_after_training(
             learner_type, spec, cql_alpha=0.0
         )
+
+
+def test_an_observation_of_another_size_is_refused():
+    with pytest.raises(ConfigError, match=r"the observation has 4 numbers: expected \d"):
+        SAC(CONTINUOUS, SMALL).predict(np.zeros(4, np.float32))

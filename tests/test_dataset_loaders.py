@@ -621,6 +621,7 @@ def _wrong(values: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
         "nothing": ({name: array[:0] for name, array in values.items()}, "there are no transitions in it"),
         "one goal": ({"achieved_goals": np.zeros((9, 2))}, "'desired_goals' is missing"),
         "scalar": ({"observations": np.float32(1)}, "there are no transitions in it"),
+        "huge index": ({"actions": np.full(9, 2**40)}, r"1099511627776 is not below 1,048,576"),
         "no columns": ({"observations": np.zeros((9, 0))}, r"observations has shape \(9, 0\)"),
     }
 

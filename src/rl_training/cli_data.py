@@ -53,12 +53,14 @@ def convert(
     target: Annotated[str, typer.Argument(help=f"What to write: {_PLACE}.", metavar="B")],
     repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended safely, and say what.")] = False,
     env: EnvOption = None,
+    set_: SetOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Copy a dataset from one format into another."""
     from rl_training.experiment.data_tools import convert_dataset
 
-    path, rows, notes = convert_dataset(source, target, repair=repair, env_id=env)
+    arguments = parse_overrides(set_ or [])
+    path, rows, notes = convert_dataset(source, target, repair=repair, env_id=env, env_kwargs=arguments)
     if json_:
         print(json.dumps({"path": str(path), "transitions": rows, "repairs": notes}))
         return

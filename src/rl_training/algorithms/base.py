@@ -140,6 +140,8 @@ class Learner(nn.Module):
         """Return what to pass to the environment's ``step``, for one observation or a batch of them."""
         flat = flatten_goal_observation(observation) if isinstance(observation, dict) else observation
         flat = np.atleast_2d(np.asarray(flat, dtype=np.float32))
+        if flat.shape[-1] != self.spec.policy_dim:
+            raise ConfigError(f"the observation has {flat.shape[-1]} numbers: expected {self.spec.policy_dim}")
         actions = self.act(torch.from_numpy(flat).to(self.device), deterministic).cpu().numpy()
         single = np.ndim(observation["observation"] if isinstance(observation, dict) else observation) == 1
         return self.spec.to_env(actions[0] if single else actions)

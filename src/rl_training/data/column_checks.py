@@ -14,6 +14,7 @@ from rl_training.errors import DatasetError
 Array = NDArray[Any]
 
 FLAGS = ("terminated", "truncated", "usable")
+MOST_ACTIONS = 2**20  # an index beyond is no action: a network would need an output for each up to it
 
 
 def take_apart(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -47,6 +48,8 @@ def convert(key: str, value: Any, length: int, where: str) -> Array:
         array = array.reshape(length)
         if array.min() < 0:
             raise DatasetError(f"{where}: actions are whole numbers and {array.min()} is below 0")
+        if array.max() >= MOST_ACTIONS:
+            raise DatasetError(f"{where}: actions are whole numbers and {array.max()} is not below {MOST_ACTIONS:,}")
         return array.astype(np.int64, copy=False)
     elif array.ndim == 1:
         array = array[:, None]

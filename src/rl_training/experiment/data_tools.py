@@ -36,19 +36,24 @@ _COLLECTION = 2**21  # the place of collected datasets among the seeds, apart fr
 
 
 def convert_dataset(
-    source: str | Path, target: str | Path, *, repair: bool = False, env_id: str | None = None
+    source: str | Path,
+    target: str | Path,
+    *,
+    repair: bool = False,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Path, int, list[str]]:
     """Copy a dataset into another format, mended where asked, and return where it lies, its rows and what was done."""
     check_target(target)
     env_spec = None
     if env_id is not None:
-        env = make_env(env_id)
+        env = make_env(env_id, env_kwargs)
         env_spec = env.spec
         env.close()
     arrays, notes = read_dataset(source), list[str]()
     try:
         if repair:
-            arrays, notes = repair_transitions(arrays, env_id)
+            arrays, notes = repair_transitions(arrays, env_id, env_kwargs)
     except DatasetError as error:
         raise DatasetError(f"{source}: {error}") from None
     dataset = TransitionDataset.from_dict(arrays, where=str(source))
