@@ -5,8 +5,8 @@
 d3rlpy pins an older Gymnasium; install it beside this package with ``pip install --no-deps d3rlpy`` and, by name, what
 it needs: tqdm h5py gym click structlog colorama dataclasses-json scikit-learn. Both sides sample batches of 256 from
 the same 100,000 made-up transitions (observation 17, action 6); networks are 2x256. Each algorithm has a process of
-its own, as a training run has. Rounds alternate between the sides; the median of the rounds counts. The plain loops
-(``plain_pytorch.py``) stand for implementations in one file, which are faster than d3rlpy at BC, TD3+BC and IQL.
+its own, as a training run has. Short rounds alternate between the sides; the median of the rounds counts. The plain
+loops (``plain_pytorch.py``) stand for implementations in one file, which are faster than d3rlpy at BC, TD3+BC and IQL.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--output", type=Path, help="write the results here as JSON")
     arguments = parser.parse_args()
     rows = []
