@@ -287,15 +287,19 @@ def test_a_run_on_a_dataset_in_memory_asks_for_it_again(studio, tmp_path):
 
 
 def test_actions_outside_their_bounds_are_clipped_and_counted(studio, tmp_path):
+    class Look(Callback):
+        def on_training_start(self, trainer):
+            self.actions = trainer.experience.actions[:, 0].tolist()
+
     data = load_transition_dataset(studio.data(PENDULUM)).arrays
     data["actions"] = np.where(np.arange(len(data["rewards"]))[:, None] < 50, 3.0, 0.5)
     values = {"algo": "bc", "total_timesteps": 2, "output_dir": str(tmp_path), "algo_kwargs": {"hidden_sizes": [8]}}
-    for env_id, message in ((PENDULUM, r"task, \[-2, 2\]"), (None, r"assumed bounds, \[-1, 1\]")):
+    for env_id, message, inside in ((PENDULUM, r"task, \[-2, 2\]", 0.25), (None, r"assumed bounds, \[-1, 1\]", 0.5)):
         config = parse_config({**values, "env_id": env_id, "eval_episodes": 1, "env_kwargs": SHORT if env_id else {}})
-        with pytest.warns(
-            UserWarning, match=rf"25\.0% of the rows have actions outside the .*{message}: they are clipped"
-        ):
-            train(recipe_for("bc"), config, dataset=TransitionDataset.from_dict(data))
+        look = Look()
+        with pytest.warns(UserWarning, match=rf"25\.0% of the rows have actions outside .*{message}: they are clipped"):
+            train(recipe_for("bc"), config, callbacks=[look], dataset=TransitionDataset.from_dict(data))
+        assert look.actions == [1.0] * 50 + [inside] * 150
 
 
 def test_the_policy_collects_from_the_first_step(studio, tmp_path):

@@ -340,6 +340,12 @@ WRONG = [
     ),
     pytest.param({"offline_batch_ratio": -0.1}, ConfigError, r"offline_batch_ratio", id="negative"),
     pytest.param(
+        {"offline_batch_ratio": 0, "bc_weight": 2.0, "offline_pretrain_updates": 0},
+        ConfigError,
+        "bc_weight = 2 has no prior rows to imitate",
+        id="nothing-to-imitate",
+    ),
+    pytest.param(
         {"offline_batch_ratio": {"kind": "linear", "start": 0.2, "end": 1.2}},
         ConfigError,
         r"offline_batch_ratio goes from 0\.2 to 1\.2: expected at most 1",

@@ -57,13 +57,7 @@ def build_parts(
     online = isinstance(settings, OnlineSettings)
     if dataset is not None or settings.names_dataset or not online:
         dataset = _logged_data(config, settings, dataset)
-    if dataset is None or not online:
-        _require_sources(settings, dataset is not None)
-    elif (bc_weight := getattr(settings, "bc_weight", 0.0)) > 0 and not settings.uses_prior:
-        raise ConfigError(
-            f"algo_kwargs.bc_weight = {bc_weight:g} has no prior rows to imitate: expected offline_batch_ratio"
-            " or offline_pretrain_updates above 0 (or bc_weight: 0)"
-        )
+    _require_sources(settings, dataset is not None, online)
     spec, goals = _task(recipe, config, settings, dataset)
     learner = _fitting_learner(recipe, config, settings, spec, device)
     transform = None if recipe.hindsight else settings.reward_transform(dataset)
@@ -136,19 +130,25 @@ def required_env_id(config: TrainConfig) -> str:
     return config.env_id
 
 
-def _require_sources(settings: Any, offline: bool) -> None:
-    """Refuse settings that only make sense with prior data, or where prior and fresh data are mixed."""
-    asked: dict[str, float] = {}
-    if isinstance(settings, DemonstrationSettings) and not offline:
-        asked["bc_weight"] = settings.bc_weight
+def _require_sources(settings: Any, has_prior: bool, online: bool) -> None:
+    """Refuse settings for prior data, or for its mixture with fresh data, where there is no such thing."""
+    cloning = settings.bc_weight if isinstance(settings, DemonstrationSettings) else 0.0
+    if has_prior and online:
+        if cloning > 0 and not settings.uses_prior:
+            raise ConfigError(
+                f"algo_kwargs.bc_weight = {cloning:g} has no prior rows to imitate: expected offline_batch_ratio or"
+                " offline_pretrain_updates above 0 (or bc_weight: 0)"
+            )
+        return
+    asked: dict[str, float] = {} if has_prior else {"bc_weight": cloning}
     if isinstance(settings, PriorSettings):
         share = settings.prior_share if settings.offline_batch_ratio is not None else Schedule(start=0.0)
         asked["offline_batch_ratio"] = max(share.start, share.end)
         asked["offline_pretrain_updates"] = settings.offline_pretrain_updates
     for key, value in asked.items():
         if value > 0:
-            missing = "an environment to play in" if offline else "prior data"
-            expected = "online: true" if offline else "dataset_path, dataset_id or dataset_kind"
+            missing = "an environment to play in" if has_prior else "prior data"
+            expected = "online: true" if has_prior else "dataset_path, dataset_id or dataset_kind"
             raise ConfigError(f"algo_kwargs.{key} = {value:g} needs {missing}: expected {expected} (or {key}: 0)")
 
 
@@ -164,12 +164,12 @@ def _prior(
     # A stream of its own: the replay buffer draws with the run's seed.
     seed = int(np.random.SeedSequence([config.seed, _PRIOR]).generate_state(1)[0])
     prior: Prior
+    _warn_of_clipping(dataset, learner.spec, "bounds of the task" if config.env_id else "assumed bounds")
     try:
         if goals is not None:
             prior = HindsightDataset(dataset, learner.spec, goals, settings=settings, device=learner.device, seed=seed)
         else:
             dataset = dataset if transform is None else dataset.with_reward_transform(transform)
-            _warn_of_clipping(dataset, learner.spec, "bounds of the task" if config.env_id else "assumed bounds")
             prior = dataset.for_task(learner.spec, device=learner.device, seed=seed)
             if learner.needs_returns:
                 prior.returns = prior.returns_to_go(settings.gamma)

@@ -160,7 +160,7 @@ def _spaces(dataset: TransitionDataset, env_spec: EnvSpec | None) -> tuple[space
     if env_spec is not None:
         env = env_spec.make()
         extremes = dataset.actions.min(axis=0), dataset.actions.max(axis=0)
-        if all(action in env.action_space for action in extremes):
+        if all(extreme in env.action_space for extreme in extremes):
             action = env.action_space
         env.close()
     return observation, action
