@@ -28,8 +28,8 @@ import numpy as np
 from rl_training.config import TrainConfig, parse_config
 from rl_training.experiment.manager import train_or_resume
 from rl_training.runtime.checkpointing import resolve_checkpoint
-from rl_training.runtime.comparison import State, full_state, state_differences, state_hash
 from rl_training.runtime.logging import read_metrics
+from rl_training.tools.comparison import State, full_state, state_differences, state_hash
 
 ONLINE = {"learning_starts": 60, "buffer_capacity": 250}
 OFFLINE = {"dataset_kind": "random", "dataset_size": 300}

@@ -284,7 +284,7 @@ def test_the_saturation_penalty_holds_the_actor_back():
 
 
 def test_normaliser_matches_the_statistics_of_everything_it_saw():
-    from rl_training.data.normalization import ObservationNormalizer
+    from rl_training.models.normalizer import ObservationNormalizer
 
     data = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 5.0, 0.1]) + 7.0
     normalizer = ObservationNormalizer(3)

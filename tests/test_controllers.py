@@ -10,11 +10,11 @@ import pytest
 
 from rl_training import cli
 from rl_training.data.dataset_loaders import load_transition_dataset
-from rl_training.data.inspection import inspect_transitions
-from rl_training.envs.controllers import scripted_controller
 from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError
-from rl_training.experiment.data_tools import collect_dataset
+from rl_training.tools.controllers import scripted_controller
+from rl_training.tools.datasets import collect_dataset
+from rl_training.tools.inspection import inspect_transitions
 
 POINTS = ["rl_training/PointGoal1D-v0", "rl_training/PointReach2D-v0"]
 

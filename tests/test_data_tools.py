@@ -13,12 +13,12 @@ import pytest
 
 from rl_training import cli
 from rl_training.data.dataset_loaders import load_transition_dataset, read_transitions, write_transitions
-from rl_training.data.inspection import inspect_transitions
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.repair import repair_transitions
 from rl_training.errors import ConfigError, DatasetError
-from rl_training.experiment.data_tools import collect_dataset
 from rl_training.experiment.manager import train_experiment
+from rl_training.tools.datasets import collect_dataset
+from rl_training.tools.inspection import inspect_transitions
+from rl_training.tools.repair import repair_transitions
 
 POINT = "rl_training/PointReach2D-v0"
 PENDULUM = "Pendulum-v1"

@@ -30,11 +30,11 @@ import pytest
 from rl_training import cli
 from rl_training.algorithms.her import BACKENDS
 from rl_training.config import PRESET_DIR, TrainConfig, load_config, preset_names
-from rl_training.data import inspection
 from rl_training.data.dataset_loaders import SUFFIXES, find_file
 from rl_training.data.formats.columns import ALIASES, MARKS, MERGED
 from rl_training.errors import DatasetError
 from rl_training.experiment.registry import RECIPES, read_config
+from rl_training.tools import inspection
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]

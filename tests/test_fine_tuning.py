@@ -22,7 +22,6 @@ from rl_training.config import TrainConfig, load_config, parse_config
 from rl_training.data import TransitionDataset
 from rl_training.data.dataset_loaders import load_transition_dataset, write_transitions
 from rl_training.errors import ConfigError, DatasetError
-from rl_training.experiment.data_tools import collect_dataset
 from rl_training.experiment.manager import load_policy
 from rl_training.experiment.registry import recipe_for
 from rl_training.models import DeterministicActor, GaussianActor, SquashedGaussianActor
@@ -31,6 +30,7 @@ from rl_training.runtime import Callback, TrainResult
 from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpointing import find_checkpoint, read_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.tools.datasets import collect_dataset
 from rl_training.types import Batch, SpaceSpec
 
 PENDULUM, POINT = "Pendulum-v1", "rl_training/PointGoal1D-v0"

@@ -21,12 +21,12 @@ from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import GoalFunctions
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError, DatasetError, RLTrainingError
-from rl_training.experiment.data_tools import collect_dataset
 from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import Callback, train_her
 from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpointing import resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.tools.datasets import collect_dataset
 from rl_training.types import Batch
 
 POINT = "rl_training/PointGoal1D-v0"

@@ -18,7 +18,7 @@ import pytest
 from rl_training.runtime import checkpointing, trainer
 from rl_training.runtime.checkpoint_files import read_manifest
 from rl_training.runtime.checkpointing import resolve_checkpoint
-from rl_training.runtime.comparison import full_state, state_differences
+from rl_training.tools.comparison import full_state, state_differences
 from test_cli import Answer, Run, run, tiny, train
 
 OFFLINE = [

@@ -9,9 +9,9 @@ import pytest
 
 from rl_training.config import parse_config
 from rl_training.data.dataset_loaders import write_transitions
-from rl_training.experiment.data_tools import collect_dataset
 from rl_training.experiment.registry import recipe_for
 from rl_training.runtime.assembly import train
+from rl_training.tools.datasets import collect_dataset
 
 SMALL = {"hidden_sizes": [64, 64], "batch_size": 128, "learning_rate": 1e-3, "eval_interval": None}
 

@@ -42,12 +42,4 @@ def test_presets_ship_with_the_package_and_configs_is_the_same_folder():
 
 def test_the_version_is_in_the_changelog():
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert version("rl-training") in changelog or "Unreleased" in changelog
-
-
-def test_no_module_grows_beyond_its_ceiling():
-    lines = {path: len(path.read_text().splitlines()) for path in (ROOT / "src").rglob("*.py")}
-    assert [path.name for path, count in lines.items() if count > 350] == []
-    shared = ("base.py", "__init__.py")
-    algorithms = [path for path in lines if path.parent.name == "algorithms" and path.name not in shared]
-    assert [path.name for path in algorithms if lines[path] > 150] == []
+    assert f"## [{version('rl-training')}]" in changelog or f"## {version('rl-training')}" in changelog

@@ -18,13 +18,13 @@ from rl_training.data import ReplayBuffer, TransitionDataset
 from rl_training.data.dataset_loaders import write_transitions
 from rl_training.data.mixture import Mixture
 from rl_training.errors import ConfigError, DatasetError, EnvError, RLTrainingError
-from rl_training.experiment.data_tools import collect_dataset
 from rl_training.experiment.manager import evaluate_experiment, train_experiment
 from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import Callback, train_rlpd
 from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpointing import find_checkpoint, read_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.tools.datasets import collect_dataset
 
 PENDULUM = "Pendulum-v1"
 SHORT = {"max_episode_steps": 40}

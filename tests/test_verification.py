@@ -14,11 +14,11 @@ import pytest
 from rl_training import cli
 from rl_training.errors import CheckpointError
 from rl_training.experiment.registry import recipe_for
-from rl_training.experiment.verification import verify_run
 from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpoint_files import sealed
 from rl_training.runtime.checkpointing import resolve_checkpoint
-from rl_training.runtime.comparison import full_state, state_differences, state_hash
+from rl_training.tools.comparison import full_state, state_differences, state_hash
+from rl_training.tools.verification import verify_run
 from test_checkpoint_workflows import Forgetful, StopAt
 
 

@@ -23,7 +23,7 @@ from rl_training.experiment.registry import recipe_for
 from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import resolve_checkpoint
-from rl_training.runtime.comparison import full_state, state_differences
+from rl_training.tools.comparison import full_state, state_differences
 
 CHANGES: dict[str, Any] = {
     "num_envs": 3,

@@ -257,7 +257,7 @@ def doctor(json_: JsonOption = False) -> None:
 
 def _verify(run: Path, json_: bool) -> None:
     """Print whether a run can be resumed exactly; exit with 1 where it cannot."""
-    from rl_training.experiment.verification import verify_run
+    from rl_training.tools.verification import verify_run
 
     found = verify_run(run)
     if json_:

@@ -30,9 +30,9 @@ def inspect(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Show what is in a dataset, and what is wrong with it."""
-    from rl_training.data.inspection import inspect_transitions
     from rl_training.errors import DatasetError
-    from rl_training.experiment.data_tools import read_dataset
+    from rl_training.tools.datasets import read_dataset
+    from rl_training.tools.inspection import inspect_transitions
 
     arrays = read_dataset(file)
     try:
@@ -57,7 +57,7 @@ def convert(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Copy a dataset from one format into another."""
-    from rl_training.experiment.data_tools import convert_dataset
+    from rl_training.tools.datasets import convert_dataset
 
     arguments = parse_overrides(set_ or [])
     path, rows, notes = convert_dataset(source, target, repair=repair, env_id=env, env_kwargs=arguments)
@@ -84,7 +84,7 @@ def collect(
 ) -> None:
     """Play episodes and write them down."""
     from rl_training.data.dataset_loaders import write_transitions
-    from rl_training.experiment.data_tools import check_target, collect_dataset
+    from rl_training.tools.datasets import check_target, collect_dataset
 
     check_target(output)
     dataset, env_spec = collect_dataset(

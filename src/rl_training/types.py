@@ -15,6 +15,28 @@ Observation: TypeAlias = "np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]
 """An array, or a goal dictionary with ``observation``, ``achieved_goal`` and ``desired_goal``."""
 
 
+GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
+"""The keys of a goal observation."""
+
+
+class GoalParts(NamedTuple):
+    """The three parts of a goal observation, as float32: ``[D]`` each, or ``[B, D]``."""
+
+    observation: np.ndarray[Any, Any]
+    achieved_goal: np.ndarray[Any, Any]
+    desired_goal: np.ndarray[Any, Any]
+
+
+def extract_goal_parts(observation: dict[str, np.ndarray[Any, Any]]) -> GoalParts:
+    """Take a goal observation apart, single or batched."""
+    return GoalParts(*(np.asarray(observation[key], dtype=np.float32) for key in GOAL_KEYS))
+
+
+def flatten_goal_observation(observation: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return what the policy sees, single or batched: the observation followed by the desired goal."""
+    return np.concatenate([observation["observation"], observation["desired_goal"]], axis=-1, dtype=np.float32)
+
+
 class Batch(NamedTuple):
     """One minibatch of B transitions, as a learner sees it (goal tasks: observation and desired goal, concatenated)."""
 
@@ -63,6 +85,13 @@ class SpaceSpec:
     def is_discrete(self) -> bool:
         """Whether actions are indices rather than vectors."""
         return self.num_actions is not None
+
+    @property
+    def action_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The lowest and highest action in the environment's own units, ``[action_dim]`` float32 each."""
+        low = self.action_low if self.action_low is not None else (-1.0,) * self.action_dim
+        high = self.action_high if self.action_high is not None else (1.0,) * self.action_dim
+        return np.asarray(low, np.float32), np.asarray(high, np.float32)
 
     def to_env(self, actions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Convert ``[..., action_dim]`` policy actions to what the environment's ``step`` takes."""

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.optimizer import FusedAdam
 from rl_training.config import Settings, parse_settings
-from rl_training.data.normalization import ObservationNormalizer
-from rl_training.envs.goals import flatten_goal_observation
 from rl_training.errors import ConfigError
 from rl_training.models.actors import adopt_policy
-from rl_training.types import Batch, Metrics, Observation, SpaceSpec
+from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.types import Batch, Metrics, Observation, SpaceSpec, flatten_goal_observation
 
 
 class LearnerSettings(Settings):

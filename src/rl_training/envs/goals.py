@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rl_training.envs.builtin import PointGoal1DEnv
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import EnvError
+from rl_training.types import GOAL_KEYS, GoalParts, extract_goal_parts, flatten_goal_observation
 
 __all__ = [
     "GOAL_KEYS",
@@ -33,7 +34,6 @@ __all__ = [
 
 Array = NDArray[Any]
 
-GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
 SUCCESS_KEYS = ("is_success", "success")
 
 _SPOT_CHECK = 256  # every so many batches the environment is asked whether the quick form of its reward still holds
@@ -63,24 +63,6 @@ def episode_success(info: Mapping[str, Any]) -> bool | None:
         if key in info:
             return bool(info[key])
     return None
-
-
-class GoalParts(NamedTuple):
-    """The three parts of a goal observation, as float32: ``[D]`` each, or ``[B, D]``."""
-
-    observation: Array
-    achieved_goal: Array
-    desired_goal: Array
-
-
-def extract_goal_parts(observation: dict[str, Array]) -> GoalParts:
-    """Take a goal observation apart, single or batched."""
-    return GoalParts(*(np.asarray(observation[key], dtype=np.float32) for key in GOAL_KEYS))
-
-
-def flatten_goal_observation(observation: dict[str, Array]) -> Array:
-    """Return what the policy sees, single or batched: the observation followed by the desired goal."""
-    return np.concatenate([observation["observation"], observation["desired_goal"]], axis=-1, dtype=np.float32)
 
 
 def recompute_rewards(env: gym.Env[Any, Any], achieved_goal: Array, desired_goal: Array, info: Any = None) -> Array:

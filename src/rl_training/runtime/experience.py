@@ -16,7 +16,6 @@ from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
 from rl_training.data.dataset_loaders import DatasetSettings, load_transition_dataset
 from rl_training.data.hindsight_dataset import HindsightDataset
 from rl_training.data.mixture import Mixture
-from rl_training.data.row_order import action_bounds
 from rl_training.envs.factory import make_env, make_vector_env, space_spec, split_env_kwargs
 from rl_training.envs.goals import GoalFunctions
 from rl_training.envs.rewards import RewardTransformConfig
@@ -184,7 +183,7 @@ def _warn_of_clipping(dataset: TransitionDataset, spec: SpaceSpec, bounds: str) 
     """Say how many actions are changed because they lie outside their bounds, which without ``env_id`` are assumed."""
     if spec.is_discrete or dataset.actions.shape[-1] != spec.action_dim:
         return
-    low, high = action_bounds(spec)
+    low, high = spec.action_bounds
     margin = 1e-4 * (high - low)
     outside = ((dataset.actions < low - margin) | (dataset.actions > high + margin)).any(axis=1)
     if outside.any():

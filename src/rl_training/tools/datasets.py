@@ -22,11 +22,11 @@ from rl_training.data.dataset_loaders import (
 )
 from rl_training.data.formats.minari_store import PREFIX, check_new
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.repair import repair_transitions
-from rl_training.envs.controllers import scripted_controller
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import extract_goal_parts, is_goal_space
 from rl_training.errors import ConfigError, DatasetError
+from rl_training.tools.controllers import scripted_controller
+from rl_training.tools.repair import repair_transitions
 from rl_training.types import SpaceSpec
 
 Array = NDArray[Any]

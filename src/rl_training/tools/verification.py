@@ -19,9 +19,9 @@ from rl_training.runtime import assembly as runs
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, read_whole, resolve_checkpoint
-from rl_training.runtime.comparison import full_state, state_differences, state_hash
 from rl_training.runtime.controls import INTERRUPTED
 from rl_training.runtime.trainer import Trainer
+from rl_training.tools.comparison import full_state, state_differences, state_hash
 
 _STRETCH = 400
 """Steps that are run twice where two checkpoints cannot be compared."""

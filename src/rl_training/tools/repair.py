@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.column_checks import FLAGS, as_flags
-from rl_training.data.inspection import inspect_transitions
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.row_order import (
+from rl_training.errors import DatasetError
+from rl_training.tools.episode_order import (
     OBSERVED,
     Task,
-    action_bounds,
     bad_rows,
     ends_of,
     examine_order,
@@ -22,7 +21,7 @@ from rl_training.data.row_order import (
     misplaced_goals,
     raw_arrays,
 )
-from rl_training.errors import DatasetError
+from rl_training.tools.inspection import inspect_transitions
 
 Array = NDArray[Any]
 
@@ -120,7 +119,7 @@ def _mend_crossings(arrays: dict[str, Array], notes: list[str]) -> None:
 def _clip_actions(arrays: dict[str, Array], task: Task, notes: list[str]) -> None:
     actions = arrays["actions"]
     if actions.ndim == 2 and not task.spec.is_discrete and actions.shape[1] == task.spec.action_dim:
-        low, high = action_bounds(task.spec)
+        low, high = task.spec.action_bounds
         outside = ((actions < low) | (actions > high)).any(axis=1)
         if outside.any():
             arrays["actions"] = np.clip(actions, low, high)

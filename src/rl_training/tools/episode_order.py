@@ -269,10 +269,3 @@ def too_long(arrays: Mapping[str, Array], time_limit: int) -> tuple[Array, bool]
     starts, lengths = episodes_of(arrays)
     long = lengths > time_limit
     return starts[long], bool(2 * long.sum() < len(long) or lengths.max() >= 2 * time_limit)
-
-
-def action_bounds(spec: SpaceSpec) -> tuple[Array, Array]:
-    """Return the bounds of continuous actions, in the environment's units."""
-    low = np.full(spec.action_dim, -1.0) if spec.action_low is None else np.asarray(spec.action_low)
-    high = np.full(spec.action_dim, 1.0) if spec.action_high is None else np.asarray(spec.action_high)
-    return low.astype(np.float32), high.astype(np.float32)

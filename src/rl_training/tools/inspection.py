@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.column_checks import FLAGS, is_finite
-from rl_training.data.inspection_report import DatasetReport, Verdict
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.row_order import (
+from rl_training.envs.goals import GoalFunctions
+from rl_training.errors import DatasetError
+from rl_training.tools.episode_order import (
     OBSERVED,
     Order,
     Task,
-    action_bounds,
     bad_rows,
     ends_of,
     episodes_of,
@@ -26,8 +26,7 @@ from rl_training.data.row_order import (
     raw_arrays,
     too_long,
 )
-from rl_training.envs.goals import GoalFunctions
-from rl_training.errors import DatasetError
+from rl_training.tools.inspection_report import DatasetReport, Verdict
 from rl_training.types import SpaceSpec
 
 Array = NDArray[Any]
@@ -232,7 +231,7 @@ def _check_actions(arrays: dict[str, Array], report: DatasetReport, spec: SpaceS
         outside = np.asarray((actions < 0) | (actions >= (np.inf if top is None else top)))
         bounds = "0 and above" if top is None else f"0 to {top - 1}"
     else:
-        low, high = action_bounds(spec or SpaceSpec(1, actions.shape[1]))
+        low, high = (spec or SpaceSpec(1, actions.shape[1])).action_bounds
         margin = np.float32(1e-5) * (high - low)
         bounds = f"[{low.min():g}, {high.max():g}]"
         outside = np.asarray(((actions < low - margin) | (actions > high + margin)).any(axis=1))
