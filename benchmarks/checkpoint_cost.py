@@ -27,8 +27,8 @@ from rl_training.data import HERReplayBuffer
 from rl_training.envs.factory import make_env
 from rl_training.envs.goals import GoalFunctions
 from rl_training.experiment.manager import train_experiment
-from rl_training.experiment.registry import read_config
 from rl_training.runtime.checkpointing import CheckpointStore
+from rl_training.runtime.settings import read_config
 from rl_training.types import Batch, SpaceSpec
 
 ROWS, NEW, EPISODE = 1_000_000, 10_000, 50

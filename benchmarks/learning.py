@@ -45,18 +45,16 @@ SUITES: dict[str, list[tuple[str, list[str]]]] = {
 def train_and_evaluate(preset: str, overrides: list[str], seed: int) -> dict[str, Any]:
     """Train once and evaluate the last checkpoint on episodes that training never saw."""
     from rl_training.config import load_config
-    from rl_training.experiment.registry import recipe_for
-    from rl_training.runtime.assembly import load_learner, train
     from rl_training.runtime.checkpointing import resolve_checkpoint
     from rl_training.runtime.evaluator import Evaluator
+    from rl_training.runtime.run import load_learner, train
 
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(preset, [*overrides, f"seed={seed}", f"output_dir={folder}"])
-        recipe = recipe_for(config.algo)
         started = time.perf_counter()
-        result = train(recipe, config)
+        result = train(config)
         seconds = time.perf_counter() - started
-        learner, _ = load_learner(recipe, resolve_checkpoint(result.run_dir / "checkpoints"))
+        learner, _ = load_learner(resolve_checkpoint(result.run_dir / "checkpoints"))
     episodes = 100 if "eval/success_rate" in result.metrics else 20
     evaluator = Evaluator(config.env_id, config.env_kwargs, episodes=episodes, seed=10_000)
     metrics = evaluator.run(learner)

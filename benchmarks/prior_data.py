@@ -47,9 +47,8 @@ def run(variant: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     from rl_training.config import load_config, parse_config
     from rl_training.data import load_transition_dataset
     from rl_training.errors import NumericalError
-    from rl_training.experiment.registry import recipe_for
-    from rl_training.runtime.assembly import train
     from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.run import train
 
     config = load_config(PRESET, [*overrides, f"seed={seed}"])
     path = config.algo_kwargs["dataset_path"]
@@ -78,7 +77,7 @@ def run(variant: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     started = time.perf_counter()
     callbacks: list[Callback] = [Record(), *([FillBuffer()] if variant == "sac_with_demonstrations" else [])]
     try:
-        outcome = train(recipe_for(config.algo), config, callbacks=callbacks, run_name=variant).stop_reason
+        outcome = train(config, callbacks=callbacks, run_name=variant).stop_reason
     except NumericalError:
         outcome = "diverged"
     return {

@@ -1,7 +1,8 @@
-"""Write the tables of ``configuration.md`` from the settings classes: ``python docs/generate_settings.py``.
+"""Write the tables of settings into the docs from the classes and the table of algorithms.
 
-A region of the page between ``<!-- settings: NAME -->`` and ``<!-- end -->`` is replaced by the table of that class.
-``--check`` changes nothing and fails where a table is out of date.
+In ``configuration.md`` a region between ``<!-- settings: NAME -->`` and ``<!-- end -->`` holds the table of that class:
+``python docs/generate_settings.py`` writes it, ``--check`` fails where it is out of date. In ``settings.md`` such
+regions are empty and MkDocs fills them when it builds the site, so a new algorithm changes no page.
 """
 
 from __future__ import annotations
@@ -16,25 +17,13 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rl_training.algorithms.actor_critic import ActorCriticSettings, DemonstrationSettings
-from rl_training.algorithms.advantage_weighted import AdvantageWeightedSettings
-from rl_training.algorithms.awac import AWACSettings
-from rl_training.algorithms.base import CriticSettings, Learner, LearnerSettings
-from rl_training.algorithms.bc import BCSettings
-from rl_training.algorithms.cql import CQLSettings, DiscreteCQLSettings
-from rl_training.algorithms.ddpg import DDPGSettings
-from rl_training.algorithms.her import BackendSettings
-from rl_training.algorithms.iql import IQLSettings
-from rl_training.algorithms.rlpd import RLPDSettings
-from rl_training.algorithms.sac import SACSettings
-from rl_training.algorithms.td3 import TD3Settings
-from rl_training.algorithms.td3_bc import TD3BCSettings
-from rl_training.config import TrainConfig
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.table import ALGORITHMS, backend_names
+from rl_training.config import TrainConfig, load_config, preset_names
 from rl_training.data import HindsightSettings, ReplaySettings
 from rl_training.data.dataset_loaders import DatasetSettings, RewardSettings
 from rl_training.envs.factory import EnvSettings, WrapperSettings
 from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.experiment.registry import RECIPES
 from rl_training.runtime.collector import ExplorationSettings
 from rl_training.runtime.controls import (
     CollectionSettings,
@@ -43,7 +32,6 @@ from rl_training.runtime.controls import (
     LoopSettings,
     PriorSettings,
 )
-from rl_training.runtime.recipe import OnlineSettings
 from rl_training.runtime.schedules import Schedule
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -65,27 +53,12 @@ CLASSES: dict[str, type[BaseModel]] = {
         RewardSettings,
         PriorSettings,
         InitSettings,
-        LearnerSettings,
-        CriticSettings,
-        ActorCriticSettings,
-        DemonstrationSettings,
-        DDPGSettings,
-        TD3Settings,
-        SACSettings,
-        RLPDSettings,
-        BackendSettings,
         HindsightSettings,
-        BCSettings,
-        TD3BCSettings,
-        AdvantageWeightedSettings,
-        IQLSettings,
-        CQLSettings,
-        DiscreteCQLSettings,
-        AWACSettings,
     )
 }
 
 _REGION = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_HEADER = "| Key | Default | Accepts | Meaning |\n|---|---|---|---|"
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -94,43 +67,82 @@ def render(text: str) -> str:
     return _REGION.sub(lambda match: f"{match[1]}{region(match[2])}\n{match[3]}", text)
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill the regions of a page; MkDocs calls this for every page (``hooks`` in ``mkdocs.yml``)."""
+    return render(markdown)
+
+
 def region(name: str) -> str:
     """Return the table for one mark."""
-    special = {"exploration": exploration_table, "online": online_table}
+    special = {
+        "exploration": exploration_table,
+        "online": online_table,
+        "backend": backend_table,
+        "algorithms": algorithm_sections,
+        "presets": preset_table,
+    }
     return special[name]() if name in special else settings_table(CLASSES[name])
 
 
 def settings_table(cls: type[BaseModel]) -> str:
-    """Return one row for each field that the class itself declares, not those it inherits."""
-    rows = ["| Key | Default | Accepts | Meaning |", "|---|---|---|---|"]
-    for name in cls.__annotations__:
-        field = cls.model_fields.get(name)
-        if field is not None:
-            rows.append(f"| `{name}` | {_default(field)} | {_accepts(field)} | {_cell(field.description or '')} |")
+    """Return one row for each field of a class, those of its base classes included."""
+    rows = [_HEADER]
+    for name, field in cls.model_fields.items():
+        rows.append(f"| `{name}` | {_default(field)} | {_accepts(field)} | {_cell(field.description or '')} |")
+    return "\n".join(rows)
+
+
+def algorithm_sections() -> str:
+    """Return a section for each algorithm with all settings of its learner."""
+    sections = []
+    for row in ALGORITHMS.values():
+        defaults = {**row.learner.run_defaults, **row.defaults}
+        notes = [f"{row.description}." if not row.hindsight else f"{row.description}; here for `ddpg`, the default."]
+        if defaults:
+            notes.append("In a run: " + ", ".join(f"`{key}: {value:g}`" for key, value in defaults.items()) + ".")
+        notes.append("It trains online." if row.online else "It trains offline, unless `online: true`.")
+        sections.append(f"## {row.name}\n\n{' '.join(notes)}\n\n{settings_table(row.learner.Settings)}")
+    return "\n\n".join(sections)
+
+
+def preset_table() -> str:
+    """Return every preset with its environment and its length."""
+    rows = ["| Preset | Environment | Steps |", "|---|---|---|"]
+    configs = {name: load_config(name) for name in preset_names()}
+    rows += [f"| `{name}` | `{config.env_id}` | {config.total_timesteps:,} |" for name, config in configs.items()]
     return "\n".join(rows)
 
 
 def exploration_table() -> str:
     """Return how each learner explores where ``exploration_noise`` and ``random_action_prob`` are unset."""
     rows = ["| Learner | `exploration_noise` | `random_action_prob` |", "|---|---|---|"]
-    learners = {name: recipe.learner({}) for name, recipe in RECIPES.items() if not recipe.hindsight}
-    rows += [f"| `{name}` | {_noise(cls)} | {cls.random_action_prob:g} |" for name, cls in learners.items()]
+    learners = {name: ALGORITHMS[name].learner for name in backend_names()}
+    rows += [
+        f"| `{name}` | {_noise(cls)} | {cls.run_defaults.get('random_action_prob', 0.0):g} |"
+        for name, cls in learners.items()
+    ]
     return "\n".join(rows)
 
 
 def online_table() -> str:
-    """Return the row of the one key whose default depends on the algorithm."""
-    field = OnlineSettings.model_fields["online"]
-    by_default = ", ".join(f"`{name}`" for name, recipe in RECIPES.items() if recipe.online)
-    default = f"`true` for {by_default}; else `false`"
-    return (
-        "| Key | Default | Accepts | Meaning |\n|---|---|---|---|\n"
-        f"| `online` | {default} | {_accepts(field)} | {_cell(field.description or '')} |"
-    )
+    """Return the row of the key whose default depends on the algorithm."""
+    by_default = ", ".join(f"`{name}`" for name, row in ALGORITHMS.items() if row.online)
+    meaning = "whether the run plays in env_id to collect data"
+    return f"{_HEADER}\n| `online` | `true` for {by_default}; else `false` | `true`, `false` | {meaning} |"
+
+
+def backend_table() -> str:
+    """Return the row of HER's own key."""
+    names = ", ".join(f"`{name}`" for name in backend_names())
+    return f"{_HEADER}\n| `backend` | `ddpg` | {names} | the learner that hindsight feeds |"
 
 
 def _noise(cls: type[Learner]) -> str:
-    return f"{cls.exploration_noise:g}" if cls.actions != "discrete" else "none: actions are discrete"
+    return (
+        f"{cls.run_defaults.get('exploration_noise', 0.0):g}"
+        if cls.actions != "discrete"
+        else "none: actions are discrete"
+    )
 
 
 def _default(field: FieldInfo) -> str:
@@ -204,12 +216,12 @@ def _cell(text: str) -> str:
 def main() -> int:
     """Rewrite the page, or with ``--check`` say whether that would change it."""
     text = PAGE.read_text(encoding="utf-8")
-    fresh = render(text)
+    current = render(text)
     if "--check" in sys.argv[1:]:
-        if fresh != text:
+        if current != text:
             print(f"{PAGE.name} is out of date: run python docs/generate_settings.py", file=sys.stderr)
-        return int(fresh != text)
-    PAGE.write_text(fresh, encoding="utf-8")
+        return int(current != text)
+    PAGE.write_text(current, encoding="utf-8")
     return 0
 
 

@@ -11,11 +11,10 @@ from rl_training.config import parse_config
 from rl_training.data import load_transition_dataset
 from rl_training.errors import ConfigError, DatasetError, RLTrainingError
 from rl_training.experiment.manager import evaluate_experiment, train_experiment
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import load_learner, resume, train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import find_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.run import load_learner, resume, train
 
 
 class StopAt(Callback):
@@ -82,7 +81,7 @@ class OfflineTrainerContract:
 
         look, whole = Look(), load_transition_dataset(str(file))
         config = self.config(file, algo_kwargs={"reward_scale": "auto", "dataset_top_fraction": 0.2}, total_timesteps=1)
-        train(recipe_for(self.algo), config, callbacks=[look])
+        train(config, callbacks=[look])
         best = whole.top_episodes(0.2)
         assert 0 < len(best) == len(look.data) < len(whole)
         scale = 1000.0 / (whole.episode_returns.max() - whole.episode_returns.min())
@@ -95,15 +94,15 @@ class OfflineTrainerContract:
         assert result.metrics == {}
         with pytest.raises(ConfigError, match="without an env_id"):
             evaluate_experiment(result.run_dir)
-        learner, _ = load_learner(recipe_for(self.algo), find_checkpoint(result.run_dir))
+        learner, _ = load_learner(find_checkpoint(result.run_dir))
         assert np.isfinite(learner.predict(np.zeros(learner.spec.policy_dim, np.float32))).all()
 
     def test_a_resumed_run_ends_where_an_uninterrupted_one_does(self, file):
-        recipe, config = recipe_for(self.algo), self.config(file, algo_kwargs={"lr_schedule": "cosine"})
-        straight = train(recipe, config)
-        broken = train(recipe, config, callbacks=[StopAt(33)])
+        config = self.config(file, algo_kwargs={"lr_schedule": "cosine"})
+        straight = train(config)
+        broken = train(config, callbacks=[StopAt(33)])
         assert broken.status == "interrupted"
-        assert resume(recipe, broken.run_dir).metrics == straight.metrics
+        assert resume(broken.run_dir).metrics == straight.metrics
         weights = [
             load_file(resolve_checkpoint(run.run_dir / "checkpoints") / "learner.safetensors")
             for run in (straight, broken)
@@ -111,17 +110,16 @@ class OfflineTrainerContract:
         assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
     def test_resuming_on_other_data_is_refused(self, file):
-        recipe = recipe_for(self.algo)
-        broken = train(recipe, self.config(file), callbacks=[StopAt(33)])
+        broken = train(self.config(file), callbacks=[StopAt(33)])
         with np.load(file) as archive:
             arrays = dict(archive)
         np.savez(file, **{**arrays, "rewards": arrays["rewards"] + 1})
         with pytest.raises(RLTrainingError, match="not the data the run was started with"):
-            resume(recipe, broken.run_dir)
+            resume(broken.run_dir)
 
     def test_early_stopping_ends_an_offline_run(self, file):
         config = self.config(file, algo_kwargs={"early_stopping": {"reward_threshold": -1e9}})
-        result = train(recipe_for(self.algo), config)
+        result = train(config)
         assert (result.status, result.global_step) == ("stopped", 20)
 
     def test_data_that_does_not_fit_is_refused_before_anything_is_written(self, file):
@@ -130,14 +128,14 @@ class OfflineTrainerContract:
         arrays["observations"] = arrays["next_observations"] = np.zeros((300, 7), np.float32)
         np.savez(file, **arrays)
         with pytest.raises(DatasetError, match="the data has observation_dim 7, the task"):
-            train(recipe_for(self.algo), self.config(file))
+            train(self.config(file))
         assert not (file.parent / "runs").exists()
 
     def test_collecting_has_no_place_offline(self, file):
         with pytest.raises(ConfigError, match=r"unknown key 'algo_kwargs\.learning_starts'"):
-            train(recipe_for(self.algo), self.config(file, algo_kwargs={"learning_starts": 10}))
+            train(self.config(file, algo_kwargs={"learning_starts": 10}))
 
     def test_a_missing_file_is_asked_for(self, file, monkeypatch):
         monkeypatch.delenv("RL_TRAINING_DATA", raising=False)
         with pytest.raises(DatasetError, match=r"dataset_path = 'nowhere\.npz': no such file.*RL_TRAINING_DATA"):
-            train(recipe_for(self.algo), self.config(file, algo_kwargs={"dataset_path": "nowhere.npz"}))
+            train(self.config(file, algo_kwargs={"dataset_path": "nowhere.npz"}))

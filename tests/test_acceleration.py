@@ -19,7 +19,7 @@ LEARNERS = [
     pytest.param(TD3, CONTINUOUS, {}, id="td3"),
     pytest.param(TD3, CONTINUOUS, {"bc_weight": 1.0, "max_grad_norm": 1.0}, id="td3-demonstrations"),
     pytest.param(SAC, CONTINUOUS, {"normalize_observations": True}, id="sac-normalised"),
-    pytest.param(RLPD, CONTINUOUS, {"gradient_updates_per_step": 3}, id="rlpd"),
+    pytest.param(RLPD, CONTINUOUS, {"policy_delay": 3}, id="rlpd"),
     pytest.param(IQL, CONTINUOUS, {}, id="iql"),
     pytest.param(AWAC, CONTINUOUS, {}, id="awac"),
     pytest.param(CQL, CONTINUOUS, {"calibrated": True, "bc_updates": 9, "cql_actions": 3}, id="cal-ql"),
@@ -66,7 +66,7 @@ def moves_actor(learner: Learner, batch: Batch) -> bool:
         (TD3, {}, 2),
         (TD3, {"policy_delay": 3}, 3),
         (SAC, {"policy_delay": 4}, 4),
-        (RLPD, {"gradient_updates_per_step": 3}, 3),
+        (RLPD, {"policy_delay": 3}, 3),
         (IQL, {"policy_delay": 2}, 2),
         (AWAC, {"policy_delay": 2}, 2),
         (TD3BC, {}, 2),
@@ -78,7 +78,7 @@ def test_the_phase_tells_apart_updates_that_move_the_actor(learner_type, options
     seen: dict[object, set[bool]] = {}
     moved = []
     for seed in range(2 * delay + 2):
-        phase = learner.phase
+        phase = learner.update_kind
         hash(phase)
         moved.append(moves_actor(learner, random_batch(CONTINUOUS, "cpu", seed)))
         seen.setdefault(phase, set()).add(moved[-1])
@@ -91,7 +91,7 @@ def test_cloning_is_a_phase_of_its_own():
     learner = CQL(CONTINUOUS, SMALL | {"bc_updates": 2, "cql_actions": 2})
     phases = []
     for seed in range(4):
-        phases.append(learner.phase)
+        phases.append(learner.update_kind)
         learner.update(random_batch(CONTINUOUS, "cpu", seed))
     assert phases[0] == phases[1]
     assert phases[2] == phases[3]
@@ -103,7 +103,7 @@ def test_learners_without_a_delay_have_one_phase(learner_type, spec):
     learner = learner_type(spec, SMALL)
     phases = set()
     for seed in range(4):
-        phases.add(learner.phase)
+        phases.add(learner.update_kind)
         learner.update(random_batch(spec, "cpu", seed))
     assert len(phases) == 1
 
@@ -178,13 +178,13 @@ def test_a_learning_rate_that_changes_is_followed():
 
 @needs_cuda
 def test_a_learner_that_was_restored_goes_on_the_same():
-    plain, recorded = pair(RLPD, CONTINUOUS, {"gradient_updates_per_step": 2})
+    plain, recorded = pair(RLPD, CONTINUOUS, {"policy_delay": 2})
     update = accelerated_update(recorded)
     for seed in range(12):
         batch = random_batch(CONTINUOUS, "cuda", seed)
         plain.update(batch)
         update(batch)
-    again = RLPD(CONTINUOUS, SMALL | {"gradient_updates_per_step": 2}, device="cuda", seed=7)
+    again = RLPD(CONTINUOUS, SMALL | {"policy_delay": 2}, device="cuda", seed=7)
     again.load_training_state(recorded.training_state())
     update = accelerated_update(again)
     for seed in range(12, 24):

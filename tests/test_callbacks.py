@@ -45,6 +45,11 @@ class Scored:
 
     def __init__(self) -> None:
         self.state = TrainerState()
+        self.before_first_step = False
+        self.before_first_step = False
+        self.before_first_step = False
+        self.before_first_step = False
+        self.before_first_step = False
         self.collector = None
 
 
@@ -84,11 +89,11 @@ def test_early_stopping_counts_evaluations_without_improvement():
 
 def test_early_stopping_waits_for_the_first_step_online():
     trainer, callback = Scored(), EarlyStoppingCallback(EarlyStoppingConfig(patience=1, reward_threshold=4.0))
-    trainer.collector = object()
+    trainer.before_first_step = True
     for _ in range(3):  # while pretraining, and at the hand-over
         callback.on_evaluation(trainer, {"eval/mean_reward": 5.0})
     assert not trainer.state.should_stop
-    trainer.state.global_step = 1
+    trainer.before_first_step = False
     callback.on_evaluation(trainer, {"eval/mean_reward": 5.0})
     assert trainer.state.stop_reason == "early stopping: eval/mean_reward 5 reached 4"
 

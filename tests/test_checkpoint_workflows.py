@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint, read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.run import resume, train
 
 
 class StopAt(Callback):
@@ -94,12 +93,11 @@ CASES = [
 @pytest.mark.parametrize(("algo", "changes"), CASES)
 def test_resumed_runs_end_exactly_where_uninterrupted_ones_do(tiny_config, algo, changes):
     config = tiny_config(algo, **changes)
-    recipe = recipe_for(algo)
-    straight = train(recipe, config, run_name="straight")
-    broken = train(recipe, config, run_name="broken", callbacks=[StopAt(137)])
+    straight = train(config, run_name="straight")
+    broken = train(config, run_name="broken", callbacks=[StopAt(137)])
     assert broken.status == "interrupted"
-    resume(recipe, broken.run_dir, callbacks=[StopAt(190)])
-    finished = resume(recipe, broken.run_dir)
+    resume(broken.run_dir, callbacks=[StopAt(190)])
+    finished = resume(broken.run_dir)
     assert (finished.status, finished.global_step) == ("completed", straight.global_step)
     assert finished.update_count == straight.update_count
     assert finished.metrics == straight.metrics
@@ -107,10 +105,10 @@ def test_resumed_runs_end_exactly_where_uninterrupted_ones_do(tiny_config, algo,
 
 
 def test_resuming_a_finished_run_changes_nothing(tiny_config):
-    config, recipe = tiny_config("ddpg"), recipe_for("ddpg")
-    result = train(recipe, config)
+    config = tiny_config("ddpg")
+    result = train(config)
     before = final_state(result.run_dir)["tensors"]
-    again = resume(recipe, result.run_dir)
+    again = resume(result.run_dir)
     assert (again.global_step, again.stop_reason) == (300, "total_timesteps")
     after = final_state(result.run_dir)["tensors"]
     assert all(torch.equal(before[part][name], after[part][name]) for part in before for name in before[part])
@@ -140,10 +138,10 @@ class Forgetful(gym.Env):
 def test_an_environment_that_does_not_repeat_itself_is_named_and_the_run_goes_on(tiny_config):
     gym.register("Forgetful-v0", entry_point=Forgetful)
     try:
-        config, recipe = tiny_config("ddpg", env_id="Forgetful-v0"), recipe_for("ddpg")
-        broken = train(recipe, config, callbacks=[StopAt(130)])
+        config = tiny_config("ddpg", env_id="Forgetful-v0")
+        broken = train(config, callbacks=[StopAt(130)])
         with pytest.warns(UserWarning, match=r"environments \[0\] did not repeat"):
-            finished = resume(recipe, broken.run_dir)
+            finished = resume(broken.run_dir)
         assert finished.global_step == 300
     finally:
         gym.registry.pop("Forgetful-v0")
@@ -151,7 +149,7 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_the_run_goes_on
 
 def test_old_checkpoints_go_and_pointers_stay_valid(tiny_config):
     config = tiny_config("ddpg", total_timesteps=600, algo_kwargs={"keep_checkpoints": 2, "buffer_capacity": 150})
-    run_dir = train(recipe_for("ddpg"), config).run_dir
+    run_dir = train(config).run_dir
     folder = run_dir / "checkpoints"
     latest, best = resolve_checkpoint(folder, "latest"), resolve_checkpoint(folder, "best")
     kept = {path for path in folder.iterdir() if path.is_dir()}
@@ -165,14 +163,14 @@ def test_old_checkpoints_go_and_pointers_stay_valid(tiny_config):
 
 def test_a_checkpoint_writes_only_what_is_new(tiny_config):
     config = tiny_config("ddpg", algo_kwargs={"keep_checkpoints": 3, "eval_interval": None})
-    run_dir = train(recipe_for("ddpg"), config).run_dir
+    run_dir = train(config).run_dir
     segments = read_manifest(resolve_checkpoint(run_dir / "checkpoints"))["segments"]
     assert [(segment["first"], segment["last"]) for segment in segments] == [(0, 100), (100, 200), (200, 300)]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_file_is_named(tiny_config, damage):
-    run_dir = train(recipe_for("ddpg"), tiny_config("ddpg")).run_dir
+    run_dir = train(tiny_config("ddpg")).run_dir
     victim = resolve_checkpoint(run_dir / "checkpoints") / "learner.safetensors"
     content = bytearray(victim.read_bytes())
     if damage == "remove":
@@ -185,7 +183,7 @@ def test_a_damaged_file_is_named(tiny_config, damage):
 
 
 def test_another_format_is_refused_with_both_versions(tiny_config):
-    run_dir = train(recipe_for("ddpg"), tiny_config("ddpg")).run_dir
+    run_dir = train(tiny_config("ddpg")).run_dir
     path = resolve_checkpoint(run_dir / "checkpoints")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
@@ -226,7 +224,7 @@ def test_a_failed_write_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, tin
 
 
 def test_nothing_is_pickled(tiny_config):
-    run_dir = train(recipe_for("ddpg"), tiny_config("ddpg")).run_dir
+    run_dir = train(tiny_config("ddpg")).run_dir
     suffixes = {path.suffix for path in run_dir.rglob("*") if path.is_file() and "events.out" not in path.name}
     assert suffixes == {".yaml", ".csv", ".json", ".safetensors", ""}
     with warnings.catch_warnings():

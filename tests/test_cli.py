@@ -87,7 +87,7 @@ def train(run: Run, tmp_path: Path) -> Run:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One finished run, to be read and never written to."""
     from rl_training.experiment.manager import train_experiment
-    from rl_training.experiment.registry import read_config
+    from rl_training.runtime.settings import read_config
 
     folder = tmp_path_factory.mktemp("trained")
     config = read_config("her/point_goal", [*TINY, f"output_dir={folder}"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl_training.config import TrainConfig, config_path, load_config, parse_config, preset_names, read_yaml
 from rl_training.errors import ConfigError
-from rl_training.experiment.registry import RECIPES, read_config, recipe_for
+from rl_training.runtime.settings import complete_config, parse_run, read_config
 
 BASE: dict[str, Any] = {"algo": "her", "env_id": "rl_training/PointGoal1D-v0", "total_timesteps": 3000}
 PRESETS = [
@@ -193,18 +193,15 @@ class TestPresets:
         assert config.algo == name.partition("/")[0]
         again = read_config(write(tmp_path, config.to_yaml()))
         assert again == config
-        recipe = RECIPES[config.algo]
-        assert recipe.settings(again).model_dump() == recipe.settings(config).model_dump()
+        assert parse_run(again) == parse_run(config)
 
     @pytest.mark.parametrize("name", preset_names())
     def test_the_settings_of_each_survive_a_round_trip_with_every_default_written_out(
         self, tmp_path: Path, name: str
     ) -> None:
         config = read_config(name)
-        recipe = RECIPES[config.algo]
-        complete = config.model_copy(update={"algo_kwargs": recipe.settings(config).model_dump(mode="json")})
-        again = read_config(write(tmp_path, complete.to_yaml()))
-        assert recipe.settings(again).model_dump() == recipe.settings(config).model_dump()
+        again = read_config(write(tmp_path, complete_config(config).to_yaml()))
+        assert parse_run(again) == parse_run(config)
 
 
 class TestRoundTrip:
@@ -291,7 +288,7 @@ class TestWrongValues:
     def test_what_is_required_is_named(self, missing: str) -> None:
         values = {key: value for key, value in BASE.items() if key != missing}
         with pytest.raises(ConfigError, match=f"key '{missing}' is required and missing"):
-            recipe_for("her").settings(parse_config(values))  # env_id is required of runs that collect
+            parse_run(parse_config(values))  # env_id is required of runs that collect
 
     @pytest.mark.parametrize(
         ("override", "start"),

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import checkpoint_files
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpoint_files import read_checkpoint, read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint, resolve_checkpoint
+from rl_training.runtime.run import resume, train
 
 
 def flip_a_byte(file: Path) -> None:
@@ -58,7 +57,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 def finished(tiny_config):
     """A finished run of three checkpoints and one of its twin, to compare with."""
     config = tiny_config("ddpg", algo_kwargs={"keep_checkpoints": 3, "eval_interval": None})
-    return train(recipe_for("ddpg"), config)
+    return train(config)
 
 
 def same_weights(a: Path, b: Path) -> bool:
@@ -72,14 +71,14 @@ def test_resume_names_what_is_damaged_and_goes_on_from_the_one_before(finished, 
     whole = Path(shutil.copytree(finished.run_dir, tmp_path / "whole"))
     damage(finished.run_dir)
     with pytest.warns(UserWarning, match=named) as caught:
-        again = resume(recipe_for("ddpg"), finished.run_dir)
+        again = resume(finished.run_dir)
     expected = "000000300-" if case.endswith("pointer") else "000000200-"
     assert any(f"going on from {expected}" in str(warning.message) for warning in caught)
     assert (again.global_step, again.metrics) == (300, finished.metrics)
     assert same_weights(latest(finished.run_dir), latest(whole))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert resume(recipe_for("ddpg"), finished.run_dir).global_step == 300  # and all is well again
+        assert resume(finished.run_dir).global_step == 300  # and all is well again
 
 
 def test_without_a_pointer_the_newest_is_taken(finished):
@@ -87,7 +86,7 @@ def test_without_a_pointer_the_newest_is_taken(finished):
     (finished.run_dir / "checkpoints" / "latest").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert resume(recipe_for("ddpg"), finished.run_dir).global_step == 300
+        assert resume(finished.run_dir).global_step == 300
     assert latest(finished.run_dir).name.startswith("000000300-")
 
 
@@ -97,7 +96,7 @@ def test_it_falls_back_as_far_as_it_has_to(finished):
     flip_a_byte(newest / "trainer.safetensors")
     flip_a_byte(middle / "learner.safetensors")
     with pytest.warns(UserWarning, match=rf"{newest.name}.*{middle.name}.*going on from {oldest.name}"):
-        assert resume(recipe_for("ddpg"), finished.run_dir).global_step == 300
+        assert resume(finished.run_dir).global_step == 300
 
 
 def test_where_none_is_left_every_reason_is_given_and_nothing_is_removed(finished):
@@ -106,14 +105,14 @@ def test_where_none_is_left_every_reason_is_given_and_nothing_is_removed(finishe
     for path in checkpoints:
         flip_a_byte(path / "learner.safetensors")
     with pytest.raises(CheckpointError, match="no checkpoint to resume from") as caught:
-        resume(recipe_for("ddpg"), finished.run_dir)
+        resume(finished.run_dir)
     assert all(path.name in str(caught.value) and path.is_dir() for path in checkpoints)
 
 
 def test_pointers_never_name_what_is_gone(tiny_config):
     """The newest checkpoint is also the best, so that both pointers name the damaged one."""
     config = tiny_config("ddpg", total_timesteps=200, algo_kwargs={"eval_interval": None, "checkpoint_interval": 50})
-    run_dir = train(recipe_for("ddpg"), config).run_dir
+    run_dir = train(config).run_dir
     folder = run_dir / "checkpoints"
     assert resolve_checkpoint(folder, "best") == latest(run_dir)
     flip_a_byte(latest(run_dir) / "learner.safetensors")
@@ -124,7 +123,7 @@ def test_pointers_never_name_what_is_gone(tiny_config):
     assert latest(run_dir).name.startswith("000000150-")
     assert not (folder / "best").exists()
     assert find_checkpoint(run_dir) == latest(run_dir)
-    resume(recipe_for("ddpg"), run_dir)
+    resume(run_dir)
     assert resolve_checkpoint(folder, "best") == latest(run_dir)
 
 
@@ -132,7 +131,7 @@ def test_a_kill_between_checkpoint_and_pointers_does_not_lose_the_best(tiny_conf
     from rl_training.runtime import checkpointing
 
     config = tiny_config("ddpg", total_timesteps=200, algo_kwargs={"eval_interval": None})
-    real, run = checkpointing.write_pointer, recipe_for("ddpg")
+    real = checkpointing.write_pointer
 
     def killed(path: Path, name: str) -> None:
         if path.name == "best":
@@ -142,9 +141,9 @@ def test_a_kill_between_checkpoint_and_pointers_does_not_lose_the_best(tiny_conf
     with monkeypatch.context() as patch:
         patch.setattr(checkpointing, "write_pointer", killed)
         with pytest.raises(KeyboardInterrupt):
-            train(run, config)
+            train(config)
     (run_dir,) = config.output_dir.iterdir()
-    resume(run, run_dir)
+    resume(run_dir)
     assert resolve_checkpoint(run_dir / "checkpoints", "best") == latest(run_dir)
 
 
@@ -158,7 +157,7 @@ def test_a_damaged_checkpoint_does_not_end_a_run_that_goes_on(tiny_config):
                 (resolve_checkpoint(trainer.store.folder) / "manifest.json").write_text("{")
 
     config = tiny_config("ddpg", algo_kwargs={"eval_interval": None})
-    assert train(recipe_for("ddpg"), config, callbacks=[Damage()]).status == "completed"
+    assert train(config, callbacks=[Damage()]).status == "completed"
 
 
 def test_another_format_is_not_damage(finished):
@@ -166,7 +165,7 @@ def test_another_format_is_not_damage(finished):
     file = latest(finished.run_dir) / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99, "package_version": "7.1"}))
     with pytest.raises(CheckpointError, match=r"format 99, this version reads format 1.*rl-training 7\.1"):
-        resume(recipe_for("ddpg"), finished.run_dir)
+        resume(finished.run_dir)
 
 
 def test_manifests_of_earlier_formats_are_migrated(finished, monkeypatch):
@@ -178,4 +177,4 @@ def test_manifests_of_earlier_formats_are_migrated(finished, monkeypatch):
         read_manifest(latest(finished.run_dir))
     monkeypatch.setitem(checkpoint_files.MIGRATIONS, 1, add_origin)
     assert read_manifest(latest(finished.run_dir))["origin"] == "migrated"
-    assert resume(recipe_for("ddpg"), finished.run_dir).global_step == 300
+    assert resume(finished.run_dir).global_step == 300

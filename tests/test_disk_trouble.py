@@ -13,10 +13,9 @@ import pytest
 
 from rl_training import cli
 from rl_training.errors import CheckpointError
-from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import checkpoint_files, checkpointing
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpointing import CheckpointStore, resolve_checkpoint
+from rl_training.runtime.run import resume, train
 
 
 def fail_from(monkeypatch: pytest.MonkeyPatch, module: object, name: str, call: int, code: int) -> None:
@@ -50,13 +49,13 @@ def test_whatever_fails_earlier_checkpoints_are_intact(tiny_config, monkeypatch,
         call = {"_write": 9, "sync_folder": 6, "rename": 2, "replace": 3, "rmtree": 2}[name]
         fail_from(patch, module, name, call, code)
         with pytest.raises(CheckpointError, match=os.strerror(code)):
-            train(recipe_for("ddpg"), config)
+            train(config)
     (run_dir,) = config.output_dir.iterdir()
     state, manifest = CheckpointStore(run_dir).take_up()
     assert manifest["global_step"] in (100, 200, 300)
     assert state["trainer"]["state"]["global_step"] == manifest["global_step"]
     assert not (run_dir / "result.json").exists()
-    assert resume(recipe_for("ddpg"), run_dir).global_step == 300
+    assert resume(run_dir).global_step == 300
 
 
 def test_a_failed_write_leaves_no_half_written_files(tiny_config, monkeypatch):
@@ -64,7 +63,7 @@ def test_a_failed_write_leaves_no_half_written_files(tiny_config, monkeypatch):
     with monkeypatch.context() as patch:
         fail_from(patch, checkpoint_files.os, "fsync", 14, errno.ENOSPC)
         with pytest.raises(CheckpointError, match=r"earlier ones are intact: .*No space left on device"):
-            train(recipe_for("ddpg"), config)
+            train(config)
     (run_dir,) = config.output_dir.iterdir()
     assert list(run_dir.rglob(".*.tmp")) == []
     assert resolve_checkpoint(run_dir / "checkpoints").name.startswith("000000100-")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rl_training.algorithms.table import ALGORITHMS, find_algorithm
 from rl_training.config import load_config
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.manager import (
@@ -12,8 +13,8 @@ from rl_training.experiment.manager import (
     resume_experiment,
     train_experiment,
 )
-from rl_training.experiment.registry import RECIPES, read_config, recipe_for
 from rl_training.experiment.report import write_report
+from rl_training.runtime.settings import parse_run, read_config
 
 
 def test_an_experiment_trains_reports_and_evaluates(tiny_config):
@@ -37,7 +38,7 @@ def test_the_kept_configuration_is_complete_and_reads_back(tiny_config):
     kept = load_config(result.run_dir / "config.yaml")
     assert kept.algo_kwargs["tau"] == 0.005  # a default that nobody wrote down
     assert kept.algo_kwargs["hidden_sizes"] == [16, 16]
-    assert recipe_for("her").settings(kept).model_dump() == recipe_for("her").settings(config).model_dump()
+    assert parse_run(kept) == parse_run(config)
 
 
 def test_several_runs_share_one_report(tiny_config, tmp_path):
@@ -62,13 +63,13 @@ def test_resuming_what_is_not_a_run(tmp_path):
 
 def test_unknown_algorithm_and_preset_name_the_nearest():
     with pytest.raises(ConfigError, match=r"algo = 'herr': expected one of .* \(did you mean 'her'\?\)"):
-        recipe_for("herr")
+        find_algorithm("herr")
     with pytest.raises(ConfigError, match="did you mean 'her/point_reach'"):
         read_config("her/point_reech")
 
 
-def test_recipes_know_their_own_names():
-    assert all(name == recipe.name for name, recipe in RECIPES.items())
+def test_rows_of_the_table_are_found_by_their_own_name():
+    assert all(name == row.name for name, row in ALGORITHMS.items())
 
 
 def test_an_output_folder_that_cannot_be_made(tiny_config, tmp_path):

@@ -23,13 +23,12 @@ from rl_training.data import TransitionDataset
 from rl_training.data.dataset_loaders import load_transition_dataset, write_transitions
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.manager import load_policy
-from rl_training.experiment.registry import recipe_for
 from rl_training.models import DeterministicActor, GaussianActor, SquashedGaussianActor
-from rl_training.models.actors import adopt_policy
+from rl_training.models.actors import load_actor
 from rl_training.runtime import Callback, TrainResult
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpointing import find_checkpoint, read_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.run import resume, train
 from rl_training.tools.datasets import collect_dataset
 from rl_training.types import Batch, SpaceSpec
 
@@ -59,7 +58,7 @@ class Studio:
             values = {"algo": algo, "env_id": env_id, "total_timesteps": 20, "eval_episodes": 1, "seed": 3}
             values |= {"output_dir": str(self.folder / "runs"), "algo_kwargs": settings}
             values |= {"env_kwargs": SHORT if env_id == PENDULUM else {}}
-            self._runs[key] = train(recipe_for(algo), parse_config(values))
+            self._runs[key] = train(parse_config(values))
         return self._runs[key]
 
     def config(self, algo: str, run_dir: Path | str | None, folder: Path, **changes: Any) -> TrainConfig:
@@ -110,7 +109,7 @@ class StopAt(Callback):
 def fine_tune(config: TrainConfig, *callbacks: Callback) -> TrainResult:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="init_from: .* differ")
-        return train(recipe_for(config.algo), config, callbacks=callbacks)
+        return train(config, callbacks=callbacks)
 
 
 def learned(run_dir: Path) -> dict[str, Any]:
@@ -207,8 +206,8 @@ def test_another_algorithm_takes_the_policy_over(studio, tmp_path, algo, options
     kept |= {"offline_batch_ratio": 0} if other == "rlpd" else {}
     kept |= {"gradient_updates_per_step": 1}
     config = studio.config(other, source.run_dir, tmp_path, algo_kwargs=kept)
-    with pytest.warns(UserWarning, match=f"init_from: {algo} and {other} differ, so the policy is taken over"):
-        result = train(recipe_for(other), config, callbacks=[start])
+    with pytest.warns(UserWarning, match="init_from: .* differ, so only the policy is loaded"):
+        result = train(config, callbacks=[start])
     learner, _, _ = load_policy(source.run_dir)
     observations = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(start.actions, learner.act(observations))
@@ -257,7 +256,7 @@ def test_hindsight_goes_on_with_its_backends_own_learner(studio, tmp_path):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is left behind, so nothing is said
-        train(recipe_for("her"), config, callbacks=[start])
+        train(config, callbacks=[start])
     module = learned(source.run_dir)["module"]
     assert module.keys() == start.weights.keys()
     assert all(torch.equal(value, start.weights[name]) for name, value in module.items())
@@ -278,12 +277,12 @@ def test_a_run_on_a_dataset_in_memory_asks_for_it_again(studio, tmp_path):
     config = studio.config("sac", None, tmp_path, algo_kwargs={"online": None, "init_from": None})
     config = config.model_copy(update={"algo_kwargs": {k: v for k, v in config.algo_kwargs.items() if v is not None}})
     data = load_transition_dataset(studio.data(PENDULUM))
-    broken = train(recipe_for("sac"), config, callbacks=[StopAt(33)], dataset=data)
-    with pytest.raises(DatasetError, match="was begun with prior data and goes on without"):
-        resume(recipe_for("sac"), broken.run_dir)
+    broken = train(config, callbacks=[StopAt(33)], dataset=data)
+    with pytest.raises(DatasetError, match="was started with offline data and is resumed without"):
+        resume(broken.run_dir)
     with pytest.raises(DatasetError, match="dataset: this is not the data the run was started with"):
-        resume(recipe_for("sac"), broken.run_dir, dataset=data.with_reward_transform(scale=2.0))
-    assert resume(recipe_for("sac"), broken.run_dir, dataset=data).global_step == 40
+        resume(broken.run_dir, dataset=data.with_reward_transform(scale=2.0))
+    assert resume(broken.run_dir, dataset=data).global_step == 40
 
 
 def test_actions_outside_their_bounds_are_clipped_and_counted(studio, tmp_path):
@@ -298,7 +297,7 @@ def test_actions_outside_their_bounds_are_clipped_and_counted(studio, tmp_path):
         config = parse_config({**values, "env_id": env_id, "eval_episodes": 1, "env_kwargs": SHORT if env_id else {}})
         look = Look()
         with pytest.warns(UserWarning, match=rf"25\.0% of the rows have actions outside .*{message}: they are clipped"):
-            train(recipe_for("bc"), config, callbacks=[look], dataset=TransitionDataset.from_dict(data))
+            train(config, callbacks=[look], dataset=TransitionDataset.from_dict(data))
         assert look.actions == [1.0] * 50 + [inside] * 150
 
 
@@ -314,16 +313,16 @@ def test_the_policy_collects_from_the_first_step(studio, tmp_path):
 def test_a_fine_tuned_run_is_resumed_without_its_source(studio, tmp_path):
     shutil.copytree(studio.source("cql").run_dir, tmp_path / "source")
     kwargs = {"dataset_path": str(studio.data(PENDULUM)), "exploration_noise": 0.1}
-    config, recipe = studio.config("cql", tmp_path / "source", tmp_path, algo_kwargs=kwargs), recipe_for("cql")
-    straight = train(recipe, config)
-    early, late = (train(recipe, config, callbacks=[StopAt(step)]) for step in (5, 33))
+    config = studio.config("cql", tmp_path / "source", tmp_path, algo_kwargs=kwargs)
+    straight = train(config)
+    early, late = (train(config, callbacks=[StopAt(step)]) for step in (5, 33))
     shutil.rmtree(tmp_path / "source")
     final = load_file(resolve_checkpoint(straight.run_dir / "checkpoints") / "learner.safetensors")
     log = lasting_rows(straight.run_dir)
     assert [row["global_step"] for row in log if "eval/mean_reward" in row] == [0, 20, 40]
     for broken in (early, late):
         assert broken.status == "interrupted"
-        finished = resume(recipe, broken.run_dir)
+        finished = resume(broken.run_dir)
         assert finished.metrics == straight.metrics
         other = load_file(resolve_checkpoint(broken.run_dir / "checkpoints") / "learner.safetensors")
         assert [name for name, value in final.items() if not torch.equal(value, other[name])] == []
@@ -620,8 +619,8 @@ def test_critics_have_no_say_until_cloning_is_over():
         for parameter in second.model.critic.parameters():
             parameter.mul_(2.0)
     for update in range(1, 6):
-        phases = {learner.phase for learner in (first, second)}
-        assert phases == {(True, update <= 3)}
+        kinds = {learner.update_kind for learner in (first, second)}
+        assert kinds == {((None, True), update <= 3)}
         for learner in (first, second):
             learner.update(random_batch(seed=update))
         same = torch.equal(first.model.actor.mlp.output.weight, second.model.actor.mlp.output.weight)
@@ -672,7 +671,7 @@ def test_policies_are_adopted_between_all_kinds(source, target):
     observations = torch.randn(20, 3)
     assert not torch.allclose(mean_action(old, observations), mean_action(new, observations), atol=1e-2)
     state = {name: value.clone() for name, value in old.state_dict().items()}
-    adopt_policy(new, old.state_dict())
+    load_actor(new, old.state_dict())
     torch.testing.assert_close(mean_action(new, observations), mean_action(old, observations))
     assert all(torch.equal(value, state[name]) for name, value in old.state_dict().items())
     expected = {  # the deviation of the new policy
@@ -696,7 +695,7 @@ def test_other_hidden_layers_are_refused_and_nothing_changes(target, hidden):
     new = make_actor(target, seed=2)
     before = {name: value.clone() for name, value in new.state_dict().items()}
     with pytest.raises(ValueError, match="expected the same hidden_sizes"):
-        adopt_policy(new, make_actor("deterministic", 1, hidden).state_dict())
+        load_actor(new, make_actor("deterministic", 1, hidden).state_dict())
     assert all(torch.equal(value, before[name]) for name, value in new.state_dict().items())
 
 
@@ -709,7 +708,7 @@ def test_another_number_of_actions_is_refused(source, target, there, here):
         for seed, (kind, size) in enumerate(((source, there), (target, here)))
     )
     with pytest.raises(ValueError, match=r"the other policy has \d outputs"):
-        adopt_policy(new, old.state_dict())
+        load_actor(new, old.state_dict())
 
 
 # The squashed density

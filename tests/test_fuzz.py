@@ -32,10 +32,10 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.manager import load_policy
 from rl_training.experiment.observations import parse_observation
-from rl_training.experiment.registry import read_config, recipe_for
-from rl_training.runtime import assembly
+from rl_training.runtime import run as runs
 from rl_training.runtime.checkpoint_files import sealed
 from rl_training.runtime.checkpointing import CheckpointStore, resolve_checkpoint
+from rl_training.runtime.settings import read_config
 
 COUNT = int(os.environ.get("RL_TRAINING_FUZZ", "0"))
 FIRST = int(os.environ.get("RL_TRAINING_FUZZ_SEED", "0"))
@@ -250,14 +250,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "algo_kwargs.buffer_capacity=300",
     ]
     config = read_config("her/point_goal", [*settings, f"output_dir={folder}", "env_kwargs={}"])
-    return assembly.train(recipe_for("her"), config).run_dir
+    return runs.train(config).run_dir
 
 
 def restore(run: Path) -> None:
     """Do all of a resume but its steps."""
-    recipe = recipe_for("her")
     config = read_config(run / "config.yaml")
-    trainer, _ = assembly._assemble(recipe, config, recipe.settings(config), (), None, run_dir=run)
+    trainer, _ = runs._assemble(config, (), None, run_dir=run)
     try:
         trainer.restore()
     finally:

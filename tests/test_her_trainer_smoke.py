@@ -6,10 +6,9 @@ import pytest
 
 from rl_training.config import parse_config
 from rl_training.errors import ConfigError, EnvError
-from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import Callback, train_her
-from rl_training.runtime.assembly import build_learner, load_learner
 from rl_training.runtime.checkpointing import find_checkpoint
+from rl_training.runtime.run import load_learner
 
 
 class Watch(Callback):
@@ -71,7 +70,7 @@ def test_the_reward_transform_reaches_relabelled_rewards_and_the_clamp(tiny_conf
 def test_the_trained_policy_can_be_loaded_without_its_environment(tiny_config):
     watch = Watch()
     result = train_her(tiny_config("her"), callbacks=[watch])
-    learner, config = load_learner(recipe_for("her"), find_checkpoint(result.run_dir / "checkpoints" / "latest"))
+    learner, config = load_learner(find_checkpoint(result.run_dir / "checkpoints" / "latest"))
     observations = watch.batch.observations
     assert (learner.act(observations) == watch.learner.act(observations)).all()
     assert config.algo_kwargs["batch_size"] == 16
@@ -89,7 +88,7 @@ def test_hindsight_needs_goals(tiny_config, tmp_path):
         ({"her_ratio": 1.5}, r"algo_kwargs\.her_ratio = 1\.5: expected less than or equal to 1"),
         (
             {"backend": "sacc"},
-            r"algo_kwargs\.backend = 'sacc': expected 'ddpg', 'td3', 'sac', 'dqn',.* or 'td3_bc'",
+            r"algo_kwargs\.backend = 'sacc': expected one of ddpg, td3, sac, .* \(did you mean 'sac'\?\)",
         ),
         ({"batch_size": 4000}, "larger than the buffer"),
         ({"learning_starts": 300}, "leaves nothing to learn from"),
@@ -103,11 +102,15 @@ def test_wrong_settings_are_named(tiny_config, changes, message):
 
 
 def test_settings_of_the_backend_are_used(tiny_config):
+    import torch
+
+    from rl_training.runtime.build import build_learner
+    from rl_training.runtime.settings import parse_run
     from rl_training.types import SpaceSpec
 
     config = parse_config(
         {"algo": "her", "env_id": "x", "total_timesteps": 9000, "algo_kwargs": {"backend": "td3", "num_critics": 3}}
     )
-    learner = build_learner(recipe_for("her"), config, SpaceSpec(2, 1, 1))
+    learner = build_learner(config, parse_run(config), SpaceSpec(2, 1, 1), torch.device("cpu"))
     assert learner.model.critic.members == 3
     assert learner.settings.policy_delay == 2  # TD3's own default, not the shared one

@@ -21,11 +21,10 @@ from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import GoalFunctions
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError, DatasetError, RLTrainingError
-from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import Callback, train_her
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpointing import resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.run import resume, train
 from rl_training.tools.datasets import collect_dataset
 from rl_training.types import Batch
 
@@ -369,12 +368,12 @@ def test_offline_nothing_is_collected(her, backend):
     ],
 )
 def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(her, online, kwargs, stop):
-    config, recipe = her(online, algo_kwargs=kwargs), recipe_for("her")
-    straight = train(recipe, config)
-    broken = train(recipe, config, callbacks=[StopAt(stop)])
+    config = her(online, algo_kwargs=kwargs)
+    straight = train(config)
+    broken = train(config, callbacks=[StopAt(stop)])
     assert broken.status == "interrupted"
     assert broken.update_count == stop
-    finished = resume(recipe, broken.run_dir)
+    finished = resume(broken.run_dir)
     assert finished.metrics == straight.metrics
     assert (finished.global_step, finished.update_count) == (straight.global_step, straight.update_count)
     first, second = (resolve_checkpoint(run.run_dir / "checkpoints") for run in (straight, broken))
@@ -395,20 +394,20 @@ def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(her, online,
 def test_resuming_on_other_episodes_is_refused(her, file, tmp_path):
     copied = tmp_path / "copy.npz"
     copied.write_bytes(file.read_bytes())
-    config, recipe = her(False, algo_kwargs={"backend": "iql", "dataset_path": str(copied)}), recipe_for("her")
-    broken = train(recipe, config, callbacks=[StopAt(20)])
+    config = her(False, algo_kwargs={"backend": "iql", "dataset_path": str(copied)})
+    broken = train(config, callbacks=[StopAt(20)])
     with np.load(copied) as archive:
         arrays = dict(archive)
     np.savez(copied, **{**arrays, "rewards": arrays["rewards"] + 1})
     with pytest.raises(RLTrainingError, match="not the data the run was started with"):
-        resume(recipe, broken.run_dir)
+        resume(broken.run_dir)
 
 
 def test_settings_that_have_no_place_with_hindsight(her, tmp_path):
     for key, value in (("reward_scale", 2.0), ("reward_shift", 1.0), ("reward_clip_min", -1.0)):
         with pytest.raises(ConfigError, match=rf"unknown key 'algo_kwargs\.{key}'"):
             train_her(her(algo_kwargs={key: value}))
-    for key, value in (("learning_starts", 10), ("offline_batch_ratio", 0.5), ("exploration_noise", 0.1)):
+    for key, value in (("learning_starts", 10), ("offline_batch_ratio", 0.5), ("exploration_noise", 0.3)):
         with pytest.raises(ConfigError, match=rf"unknown key 'algo_kwargs\.{key}' offline: it needs online: true"):
             train_her(her(False, algo_kwargs={key: value}))
     with pytest.raises(ConfigError, match=r"algo_kwargs\.online = 'maybe': expected true or false"):

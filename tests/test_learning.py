@@ -9,8 +9,7 @@ import pytest
 
 from rl_training.config import parse_config
 from rl_training.data.dataset_loaders import write_transitions
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import train
+from rl_training.runtime.run import train
 from rl_training.tools.datasets import collect_dataset
 
 SMALL = {"hidden_sizes": [64, 64], "batch_size": 128, "learning_rate": 1e-3, "eval_interval": None}
@@ -27,7 +26,7 @@ def final_metrics(folder: Path, algo: str, env_id: str, steps: int, **changes: A
         **changes,
         "algo_kwargs": SMALL | changes.get("algo_kwargs", {}),
     }
-    return train(recipe_for(algo), parse_config(values)).metrics
+    return train(parse_config(values)).metrics
 
 
 def bit_flipping(folder: Path, **algo_kwargs: Any) -> float:

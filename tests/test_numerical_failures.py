@@ -18,12 +18,11 @@ from rl_training.algorithms import DDPG
 from rl_training.config import TrainConfig
 from rl_training.errors import NumericalError
 from rl_training.experiment.manager import load_policy
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import find_checkpoint, resolve_checkpoint
 from rl_training.runtime.health import require_finite_step
+from rl_training.runtime.run import resume, train
 
 
 class Glitch(gym.Env):
@@ -104,7 +103,7 @@ def test_environments_are_caught_at_once(tiny_config, where, value):
     config = tiny_config("ddpg", env_id="Glitch-v0", num_envs=2, env_kwargs={"where": where, "value": value, "at": 70})
     element = r"observation\[1\]" if where == "observation" else "reward"
     with pytest.raises(NumericalError, match=rf"environment 0 returned {re.escape(str(value))} in {element}"):
-        train(recipe_for("ddpg"), config)
+        train(config)
     run_dir = failed_run(config)
     assert json.loads((run_dir / "result.json").read_text())["global_step"] == 138  # the steps before it, of both
     assert resolve_checkpoint(run_dir / "checkpoints").name.startswith("000000100-")
@@ -122,20 +121,20 @@ def test_the_environment_and_the_part_of_a_goal_observation_are_named():
 
 @pytest.mark.parametrize(("algo", "network"), [("dqn", "critic"), ("sac", "critic"), ("bc", "actor")])
 def test_weights_are_caught_within_a_logging_interval(tiny_config, algo, network):
-    config, recipe = tiny_config(algo), recipe_for(algo)
+    config = tiny_config(algo)
     if algo == "bc":
         config = offline(config, dataset_kind="random", dataset_size=300)
     with pytest.raises(NumericalError, match=r"weight \S+ is nan in \d+ of \d+ values"):
-        train(recipe, config, callbacks=[Spoil(210, network)])
+        train(config, callbacks=[Spoil(210, network)])
     run_dir = failed_run(config)
     assert 210 <= json.loads((run_dir / "result.json").read_text())["global_step"] <= 250
-    assert resume(recipe, run_dir).status == "completed"  # from the last good checkpoint
+    assert resume(run_dir).status == "completed"  # from the last good checkpoint
 
 
 def test_a_policy_that_chooses_nan_is_caught_before_the_environment_sees_it(tiny_config):
     config = tiny_config("ddpg", env_id="Glitch-v0", env_kwargs={"at": 10**9})
     with pytest.raises(NumericalError, match=r"the policy chose nan for action\[0\] of environment 0; weight .*actor"):
-        train(recipe_for("ddpg"), config, callbacks=[Spoil(130, "actor")])
+        train(config, callbacks=[Spoil(130, "actor")])
     assert json.loads((failed_run(config) / "result.json").read_text())["global_step"] == 130
 
 
@@ -143,7 +142,7 @@ def test_a_loss_that_is_infinite_is_named(tiny_config, monkeypatch):
     real = DDPG.update
     monkeypatch.setattr(DDPG, "update", lambda *args: {**real(*args), "train/critic_loss": torch.tensor(math.inf)})
     with pytest.raises(NumericalError, match=r"train/critic_loss is inf\."):
-        train(recipe_for("ddpg"), tiny_config("ddpg"))
+        train(tiny_config("ddpg"))
 
 
 def test_an_evaluation_that_is_not_finite_is_no_best(tiny_config):
@@ -159,7 +158,7 @@ def test_an_evaluation_that_is_not_finite_is_no_best(tiny_config):
         terminals=np.arange(100) % 10 == 9,
     )
     with pytest.raises(NumericalError, match="eval/mean_reward is nan"):
-        train(recipe_for("bc"), config)
+        train(config)
     assert not (failed_run(config) / "checkpoints" / "best").exists()
 
 

@@ -37,7 +37,7 @@ EXPORTS = {
         "train_sac",
         "train_dqn",
     ],
-    "rl_training.runtime.her_trainer": ["train_her", "HER_RECIPE"],
+    "rl_training.runtime.her_trainer": ["train_her"],
 }
 
 

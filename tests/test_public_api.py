@@ -59,14 +59,14 @@ def test_from_preset_merges_overrides():
 def test_wrong_use_is_explained(tiny_config, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'her/point_goal'"):
         HER.from_preset("point_gaol")
-    with pytest.raises(ConfigError, match="algo = 'ddpg': HER expects 'her'"):
+    with pytest.raises(ConfigError, match="algo = 'ddpg': expected 'her' here"):
         HER(tiny_config("ddpg"))
     with pytest.raises(ConfigError, match="unknown key 'sed' \\(did you mean 'seed'\\?\\)"):
         HER.from_preset("point_goal", sed=3)
     with pytest.raises(CheckpointError, match="not trained yet"):
         HER(tiny_config("her")).save(tmp_path / "nothing")
     other = DDPG(tiny_config("ddpg")).learn().run_dir
-    with pytest.raises(ConfigError, match="algo = 'ddpg': HER expects 'her'"):
+    with pytest.raises(ConfigError, match="algo = 'ddpg': expected 'her' here"):
         HER.load(other)
 
 
@@ -128,6 +128,6 @@ def test_a_dataset_in_memory_takes_the_place_of_a_file(tmp_path):
     assert model.resume(broken.run_dir, dataset=pendulum_rows()).metrics == straight.metrics
 
     mixed = RLPD({**values, "algo_kwargs": {**small, "num_critics": 2, "learning_starts": 10}})
-    with pytest.raises(ConfigError, match=r"offline_batch_ratio = 0\.5 needs prior data"):
+    with pytest.raises(ConfigError, match=r"offline_batch_ratio = 0\.5 needs offline data"):
         mixed.learn()
     assert mixed.learn(dataset=pendulum_rows()).update_count == 200

@@ -8,8 +8,7 @@ from rl_training.config import parse_config
 from rl_training.envs.reference_scores import normalized_score, reference_scores
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import evaluate_experiment
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import train
+from rl_training.runtime.run import train
 
 
 def test_a_tasks_version_does_not_matter():
@@ -29,7 +28,7 @@ def run(tmp_path, **algo_kwargs):
     small = {"dataset_kind": "random", "dataset_size": 200, "hidden_sizes": [8], "batch_size": 8, **algo_kwargs}
     values = {"algo": "bc", "env_id": "Pendulum-v1", "total_timesteps": 5, "eval_episodes": 1}
     config = parse_config({**values, "output_dir": str(tmp_path), "algo_kwargs": small})
-    return train(recipe_for("bc"), config).metrics
+    return train(config).metrics
 
 
 def test_scores_of_ones_own_are_used_in_evaluations(tmp_path):

@@ -19,11 +19,11 @@ from rl_training.data.dataset_loaders import write_transitions
 from rl_training.data.mixture import Mixture
 from rl_training.errors import ConfigError, DatasetError, EnvError, RLTrainingError
 from rl_training.experiment.manager import evaluate_experiment, train_experiment
-from rl_training.experiment.registry import recipe_for
 from rl_training.runtime import Callback, train_rlpd
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpointing import find_checkpoint, read_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.run import resume, train
+from rl_training.seeding import Stream, stream_generator
 from rl_training.tools.datasets import collect_dataset
 
 PENDULUM = "Pendulum-v1"
@@ -99,7 +99,7 @@ def test_rlpd_trainer_smoke(rlpd):
     assert isinstance(watch.experience.prior, TransitionDataset)
     assert isinstance(watch.experience.fresh, ReplayBuffer)
     assert (len(watch.experience.prior), len(watch.experience.fresh)) == (200, 100)
-    assert watch.learner.policy_delay == 2
+    assert watch.learner.settings.policy_delay == 2
 
     rows = read_metrics(result.run_dir / "metrics.csv")
     shares = {(row["global_step"], row["update_count"]): row.get("train/offline_share") for row in rows}
@@ -146,7 +146,7 @@ def test_a_pretrained_policy_collects_from_the_first_step(rlpd):
     train_rlpd(rlpd(algo_kwargs={"offline_pretrain_updates": 5, "max_updates": 7}), callbacks=[trained])
     train_rlpd(rlpd(algo_kwargs={"max_updates": 2}), callbacks=[untrained])
     # SAC's own exploration draws from the learner's generator; only random actions draw from the collector's.
-    fresh = np.random.default_rng(np.random.SeedSequence([0, 1])).bit_generator.state
+    fresh = stream_generator(0, Stream.EXPLORATION).bit_generator.state
     assert trained.random == fresh
     assert untrained.random != fresh
 
@@ -199,7 +199,7 @@ def test_without_prior_data_nothing_is_mixed(rlpd):
 def test_any_online_learner_takes_prior_data(rlpd):
     watch = Watch()
     kwargs = {"num_critics": "absent", "gradient_updates_per_step": 1, "bc_weight": 1.0, "bc_q_filter": False}
-    result = train(recipe_for("sac"), rlpd("sac", algo_kwargs=kwargs), callbacks=[watch])
+    result = train(rlpd("sac", algo_kwargs=kwargs), callbacks=[watch])
     assert watch.experience.ratio == 0.5
     last = read_metrics(result.run_dir / "metrics.csv")[-1]
     assert last["train/offline_share"] == 0.5
@@ -240,13 +240,13 @@ def final_state(run_dir: Path) -> tuple[Any, ...]:
 )
 def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(rlpd, stops, changes):
     kwargs = {"offline_pretrain_updates": 30, "offline_batch_ratio": 0.3, **changes.pop("algo_kwargs", {})}
-    config, recipe = rlpd(algo_kwargs=kwargs, **changes), recipe_for("rlpd")
-    straight = train(recipe, config)
-    broken = train(recipe, config, callbacks=[StopAt(*stops[0])])
+    config = rlpd(algo_kwargs=kwargs, **changes)
+    straight = train(config)
+    broken = train(config, callbacks=[StopAt(*stops[0])])
     assert broken.status == "interrupted"
     for stop in stops[1:]:
-        assert resume(recipe, broken.run_dir, callbacks=[StopAt(*stop)]).status == "interrupted"
-    finished = resume(recipe, broken.run_dir)
+        assert resume(broken.run_dir, callbacks=[StopAt(*stop)]).status == "interrupted"
+    finished = resume(broken.run_dir)
     assert (finished.global_step, finished.update_count) == (straight.global_step, straight.update_count)
     assert finished.metrics == straight.metrics
     state, tensors, rows, log = final_state(straight.run_dir)
@@ -262,12 +262,12 @@ def test_resuming_on_other_prior_data_is_refused(rlpd, tmp_path, file):
     copy = tmp_path / "copy.npz"
     copy.write_bytes(file.read_bytes())
     config = rlpd(algo_kwargs={"dataset_path": str(copy)})
-    broken = train(recipe_for("rlpd"), config, callbacks=[StopAt(30, 0)])
+    broken = train(config, callbacks=[StopAt(30, 0)])
     with np.load(copy) as archive:
         arrays = dict(archive)
     np.savez(copy, **{**arrays, "rewards": arrays["rewards"] * 2})
     with pytest.raises(RLTrainingError, match="not the data the run was started with"):
-        resume(recipe_for("rlpd"), broken.run_dir)
+        resume(broken.run_dir)
 
 
 # Rewards
@@ -327,12 +327,12 @@ def pictures():
 NO_DATA = {"dataset_path": "absent"}
 WRONG = [
     pytest.param(
-        NO_DATA, ConfigError, r"offline_batch_ratio = 0\.5 needs prior data: expected dataset_path", id="no-data"
+        NO_DATA, ConfigError, r"offline_batch_ratio = 0\.5 needs offline data: expected dataset_path", id="no-data"
     ),
     pytest.param(
         {**NO_DATA, "offline_batch_ratio": 0, "offline_pretrain_updates": 9},
         ConfigError,
-        "offline_pretrain_updates = 9 needs prior data",
+        "offline_pretrain_updates = 9 needs offline data",
         id="pretraining-without-data",
     ),
     pytest.param(
@@ -342,7 +342,7 @@ WRONG = [
     pytest.param(
         {"offline_batch_ratio": 0, "bc_weight": 2.0, "offline_pretrain_updates": 0},
         ConfigError,
-        "bc_weight = 2 has no prior rows to imitate",
+        "bc_weight = 2 has no offline rows to imitate",
         id="nothing-to-imitate",
     ),
     pytest.param(
@@ -376,12 +376,12 @@ def test_wrong_settings_are_named_and_nothing_is_written(rlpd, tmp_path, kwargs,
 
 def test_a_ratio_that_grows_from_nothing_needs_prior_data_as_well(rlpd):
     ratio = {"kind": "linear", "start": 0.0, "end": 0.5}
-    with pytest.raises(ConfigError, match="needs prior data"):
+    with pytest.raises(ConfigError, match="needs offline data"):
         train_rlpd(rlpd(algo_kwargs={**NO_DATA, "offline_batch_ratio": ratio}))
 
 
 def test_an_environment_that_does_not_suit_is_refused(rlpd, tmp_path, pictures):
-    with pytest.raises(ConfigError, match="env_id = 'CartPole-v1': RLPD needs continuous actions"):
+    with pytest.raises(ConfigError, match="algo = 'rlpd' does not suit env_id = 'CartPole-v1'"):
         train_rlpd(rlpd(env_id="CartPole-v1"))
     with pytest.raises(EnvError, match="images are not supported"):
         train_rlpd(rlpd(env_id=pictures, env_kwargs={}))
@@ -413,9 +413,9 @@ def test_prior_data_of_another_task_is_refused(rlpd, tmp_path, file):
     ("sets", "message"),
     [
         (["algo_kwargs.offline_batch_ratio=1.5"], "offline_batch_ratio"),
-        (["algo_kwargs.dataset_kind=null"], "offline_batch_ratio = 0.5 needs prior data"),
+        (["algo_kwargs.dataset_kind=null"], "offline_batch_ratio = 0.5 needs offline data"),
         (["algo_kwargs.num_min_critics=11"], "num_min_critics = 11 is above num_critics = 10"),
-        (["env_id=CartPole-v1"], "RLPD needs continuous actions"),
+        (["env_id=CartPole-v1"], "algo = 'rlpd' does not suit"),
         (["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=wide.npz"], "the data has observation_dim 6"),
         (["algo_kwargs.init_from=nowhere"], "algo_kwargs.init_from = 'nowhere'"),
     ],

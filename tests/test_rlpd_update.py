@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from rl_training.algorithms import RLPD, SAC, TD3, RLPDAlgorithm, rlpd_loss
+from rl_training.config import parse_config
 from rl_training.errors import ConfigError
+from rl_training.runtime.settings import parse_run
 from rl_training.types import Batch, SpaceSpec
 
 SPEC = SpaceSpec(observation_dim=3, action_dim=2)
-SMALL = {"hidden_sizes": [16, 16], "gradient_updates_per_step": 4}
+SMALL = {"hidden_sizes": [16, 16], "policy_delay": 4}
 
 
 def random_batch(size: int = 24, seed: int = 0, prior_rows: int = 0, spec: SpaceSpec = SPEC) -> Batch:
@@ -147,7 +149,7 @@ def test_without_a_subset_the_target_is_the_minimum_of_all():
 
 
 def test_actor_and_temperature_move_together_once_per_environment_step():
-    learner = RLPD(SPEC, SMALL | {"gradient_updates_per_step": 5})
+    learner = RLPD(SPEC, SMALL | {"policy_delay": 5})
     for number in range(1, 11):
         before = weights(learner)
         metrics = learner.update(random_batch(seed=number))
@@ -168,7 +170,8 @@ def test_actor_and_temperature_move_together_once_per_environment_step():
     ],
 )
 def test_the_delay_follows_the_updates_per_step(options, delay):
-    assert RLPD(SPEC, {"hidden_sizes": [8]} | options).policy_delay == delay
+    values = {"algo": "rlpd", "env_id": "Pendulum-v1", "total_timesteps": 9000, "algo_kwargs": options}
+    assert parse_run(parse_config(values)).learner.policy_delay == delay
 
 
 def test_the_papers_settings_are_the_defaults():
@@ -182,7 +185,7 @@ def test_the_papers_settings_are_the_defaults():
     assert len(RLPD(SPEC, SMALL | {"critic_layer_norm": False}).model.critic.mlp.norms) == 0
     # SAC, from which it derives, has none of it.
     plain = SAC(SPEC, {"hidden_sizes": [16, 16]})
-    assert (plain.model.critic.members, len(plain.model.critic.mlp.norms), plain.policy_delay) == (2, 0, 1)
+    assert (plain.model.critic.members, len(plain.model.critic.mlp.norms), plain.settings.policy_delay) == (2, 0, 1)
 
 
 @pytest.mark.parametrize("action_dim", [1, 2, 5])
@@ -232,7 +235,7 @@ def test_the_algorithm_has_two_names():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="num_min_critics = 5 is above num_critics = 4"):
         RLPD(SPEC, {"num_critics": 4, "num_min_critics": 5})
-    with pytest.raises(ConfigError, match="RLPD needs continuous actions and this task's are discrete"):
+    with pytest.raises(ConfigError, match="RLPD needs continuous actions, but this task's are discrete"):
         RLPD(SpaceSpec(observation_dim=3, action_dim=1, num_actions=4))
     with pytest.raises(ConfigError, match="num_critic"):
         RLPD(SPEC, {"num_critic": 4})
@@ -338,7 +341,7 @@ def test_rows_that_the_filter_stops_leave_the_actor_alone(learner_type, options)
     signs = torch.tensor([1.0, -1.0, -1.0] * 4)
     learner.model.critic = ByAction(learner.settings.num_critics, signs)
     own = mode(learner, batch.observations)[:12].requires_grad_()
-    loss = learner._cloning_loss(batch, own)
+    loss = learner._cloning_loss(batch, own, q_filter=True)
     assert loss.requires_grad, "the filtered cloning loss has no gradient"
     (gradient,) = torch.autograd.grad(loss, own)
     expected = (own.detach() - 0.9) / 12 * (signs > 0)[:, None]  # of the mean over rows of the mean over two actions

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from rl_training.errors import RunLockedError
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run import resume, train
 from rl_training.runtime.run_lock import lock_run
 
 HOLDER = """
@@ -67,7 +66,7 @@ class Intruder(Callback):
         if trainer.state.global_step == 250:
             run_dir = trainer.store.folder.parent
             with pytest.raises(RunLockedError):
-                resume(recipe_for("her"), run_dir)
+                resume(run_dir)
             self.answers["resume"] = command("resume", run_dir)
             self.answers["evaluate"] = command("evaluate", run_dir, "--episodes", 1, "--json")
             self.answers["report"] = command("report", run_dir, "-o", run_dir / "other.html")
@@ -75,7 +74,7 @@ class Intruder(Callback):
 
 def test_only_training_is_refused_while_a_run_is_trained(tiny_config):
     intruder = Intruder()
-    result = train(recipe_for("her"), tiny_config("her"), callbacks=[intruder])
+    result = train(tiny_config("her"), callbacks=[intruder])
     assert result.status == "completed"
     refused = intruder.answers["resume"]
     assert refused.returncode == 2
@@ -85,4 +84,4 @@ def test_only_training_is_refused_while_a_run_is_trained(tiny_config):
     assert intruder.answers["evaluate"].returncode == 0
     assert json.loads(intruder.answers["evaluate"].stdout)["episodes"] == 1
     assert intruder.answers["report"].returncode == 0
-    assert resume(recipe_for("her"), result.run_dir).status == "completed"
+    assert resume(result.run_dir).status == "completed"

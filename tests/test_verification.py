@@ -13,10 +13,9 @@ import pytest
 
 from rl_training import cli
 from rl_training.errors import CheckpointError
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.checkpoint_files import sealed
 from rl_training.runtime.checkpointing import resolve_checkpoint
+from rl_training.runtime.run import resume, train
 from rl_training.tools.comparison import full_state, state_differences, state_hash
 from rl_training.tools.verification import verify_run
 from test_checkpoint_workflows import Forgetful, StopAt
@@ -41,7 +40,7 @@ def fingerprint(run_dir: Path) -> dict[str, str]:
     ],
 )
 def test_a_finished_run_is_exact_from_its_last_checkpoint_but_one(tiny_config, algo, changes):
-    result = train(recipe_for(algo), tiny_config(algo, **changes))
+    result = train(tiny_config(algo, **changes))
     before = fingerprint(result.run_dir)
     found = verify_run(result.run_dir)
     assert (found.grade, found.method, found.differences, found.reasons) == ("exact", "checkpoints", (), ())
@@ -51,11 +50,11 @@ def test_a_finished_run_is_exact_from_its_last_checkpoint_but_one(tiny_config, a
 
 
 def test_an_interrupted_run_and_one_on_logged_data(tiny_config):
-    broken = train(recipe_for("her"), tiny_config("her"), callbacks=[StopAt(137)])
+    broken = train(tiny_config("her"), callbacks=[StopAt(137)])
     assert verify_run(broken.run_dir).grade == "exact"
     config = tiny_config("bc")
     kwargs = {"hidden_sizes": [16], "dataset_kind": "random", "dataset_size": 300, "checkpoint_interval": 100}
-    offline = train(recipe_for("bc"), config.model_copy(update={"algo_kwargs": kwargs}))
+    offline = train(config.model_copy(update={"algo_kwargs": kwargs}))
     found = verify_run(offline.run_dir)
     assert (found.grade, found.method) == ("exact", "checkpoints")
 
@@ -63,7 +62,7 @@ def test_an_interrupted_run_and_one_on_logged_data(tiny_config):
 @pytest.mark.parametrize("stop", [None, 150])
 def test_where_there_is_one_checkpoint_a_stretch_is_run_twice(tiny_config, stop):
     config = tiny_config("her", algo_kwargs={"checkpoint_interval": None, "eval_interval": None})
-    result = train(recipe_for("her"), config, callbacks=[StopAt(stop)] if stop else [])
+    result = train(config, callbacks=[StopAt(stop)] if stop else [])
     before = fingerprint(result.run_dir)
     found = verify_run(result.run_dir)
     assert (found.grade, found.method) == ("exact", "stretch")
@@ -73,10 +72,10 @@ def test_where_there_is_one_checkpoint_a_stretch_is_run_twice(tiny_config, stop)
 
 def test_checkpoints_of_two_configurations_are_not_compared(tiny_config):
     config = tiny_config("ddpg", algo_kwargs={"eval_interval": None, "checkpoint_interval": 300})
-    result = train(recipe_for("ddpg"), config)
+    result = train(config)
     file = result.run_dir / "config.yaml"
     file.write_text(file.read_text().replace("total_timesteps: 300", "total_timesteps: 600"))
-    resume(recipe_for("ddpg"), result.run_dir)
+    resume(result.run_dir)
     found = verify_run(result.run_dir)
     assert (found.grade, found.method, found.start[:9]) == ("exact", "stretch", "000000600")
 
@@ -84,7 +83,7 @@ def test_checkpoints_of_two_configurations_are_not_compared(tiny_config):
 def test_an_environment_that_does_not_repeat_itself_is_the_reason(tiny_config):
     gym.register("Forgetful-v0", entry_point=Forgetful)
     try:
-        result = train(recipe_for("ddpg"), tiny_config("ddpg", env_id="Forgetful-v0"))
+        result = train(tiny_config("ddpg", env_id="Forgetful-v0"))
         with pytest.warns(UserWarning, match="did not repeat"):
             found = verify_run(result.run_dir)
     finally:
@@ -97,7 +96,7 @@ def test_an_environment_that_does_not_repeat_itself_is_the_reason(tiny_config):
 
 def test_another_version_is_the_reason_and_the_command_exits_with_1(tiny_config, monkeypatch, capsys):
     """The last checkpoint is made one of another machine, which counted to another score."""
-    run_dir = train(recipe_for("ddpg"), tiny_config("ddpg")).run_dir
+    run_dir = train(tiny_config("ddpg")).run_dir
     file = resolve_checkpoint(run_dir / "checkpoints") / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest.pop("manifest_sha256")
@@ -124,7 +123,7 @@ def test_another_version_is_the_reason_and_the_command_exits_with_1(tiny_config,
 
 
 def test_an_exact_run_exits_with_0(tiny_config, monkeypatch, capsys):
-    run_dir = train(recipe_for("ddpg"), tiny_config("ddpg")).run_dir
+    run_dir = train(tiny_config("ddpg")).run_dir
     monkeypatch.setattr(sys, "argv", ["rl-training", "resume", str(run_dir), "--verify"])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -138,7 +137,7 @@ def test_without_a_checkpoint_there_is_nothing_to_verify(tmp_path):
 
 
 def test_differences_name_tensors_values_and_what_is_in_one_only(tiny_config):
-    state = full_state(resolve_checkpoint(train(recipe_for("ddpg"), tiny_config("ddpg")).run_dir / "checkpoints"))
+    state = full_state(resolve_checkpoint(train(tiny_config("ddpg")).run_dir / "checkpoints"))
     assert state_differences(state, dict(state)) == []
     name = next(name for name in state if name.startswith("learner/optimizers/"))
     assert {"replay/rows", "experience/generator", "collector/rng/state/state", "trainer/state/update_count"} <= set(

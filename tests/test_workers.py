@@ -19,10 +19,9 @@ from rl_training import cli
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import WorkerError
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import resume, train
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import resolve_checkpoint
+from rl_training.runtime.run import resume, train
 from rl_training.tools.comparison import full_state, state_differences
 
 CHANGES: dict[str, Any] = {
@@ -62,24 +61,24 @@ def is_running(pid: int) -> bool:
 )
 @pytest.mark.parametrize("step", [147, 150])  # a step, and one at whose end all environments are reset
 def test_a_lost_worker_is_named_and_the_run_goes_on_exactly(tiny_config, number, message, step):
-    config, recipe = tiny_config("her", **CHANGES), recipe_for("her")
-    whole = train(recipe, config)
+    config = tiny_config("her", **CHANGES)
+    whole = train(config)
     strike = Strike(step, number)
     with pytest.raises(WorkerError, match=rf"{message}.*A checkpoint was saved at step {step}"):
-        train(recipe, config, callbacks=[strike])
+        train(config, callbacks=[strike])
     assert not any(map(is_running, strike.pids))
     (run_dir,) = [path for path in config.output_dir.iterdir() if path != whole.run_dir]
     assert json.loads((run_dir / "result.json").read_text())["status"] == "failed"
     assert resolve_checkpoint(run_dir / "checkpoints").name.startswith(f"{step:09d}-")
-    assert resume(recipe, run_dir).metrics == whole.metrics
+    assert resume(run_dir).metrics == whole.metrics
     ends = [full_state(resolve_checkpoint(path / "checkpoints")) for path in (run_dir, whole.run_dir)]
     assert state_differences(*ends) == []
 
 
 def test_a_worker_that_is_lost_while_it_is_reset(tiny_config, monkeypatch):
     """The step itself was taken, the next episode was not begun: both are done again."""
-    config, recipe = tiny_config("her", **CHANGES), recipe_for("her")
-    whole = train(recipe, config)
+    config = tiny_config("her", **CHANGES)
+    whole = train(config)
     real, calls = WorkerVectorEnv.reset_async, [0]
 
     def struck(self, *arguments, **options):
@@ -92,9 +91,9 @@ def test_a_worker_that_is_lost_while_it_is_reset(tiny_config, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(WorkerVectorEnv, "reset_async", struck)
         with pytest.raises(WorkerError, match="environment 2 was ended by SIGKILL"):
-            train(recipe, config)
+            train(config)
     (run_dir,) = [path for path in config.output_dir.iterdir() if path != whole.run_dir]
-    resume(recipe, run_dir)
+    resume(run_dir)
     ends = [full_state(resolve_checkpoint(path / "checkpoints")) for path in (run_dir, whole.run_dir)]
     assert state_differences(*ends) == []
 

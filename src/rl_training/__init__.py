@@ -1,42 +1,41 @@
 """rl_training: policies from sparse rewards and logged data.
 
-The managed classes are here (``from rl_training import HER``); the learners are in ``rl_training.algorithms``.
+The managed classes are here (``from rl_training import HER``), and so are the training functions (``train_her``) and
+the data structures. The learners are in ``rl_training.algorithms``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-if TYPE_CHECKING:
-    from rl_training.api import AWAC, BC, CQL, DDPG, DQN, HER, IQL, RLPD, SAC, TD3, TD3BC, DiscreteCQL
-    from rl_training.config import TrainConfig, load_config
-
-__all__ = [
-    "AWAC",
-    "BC",
-    "CQL",
-    "DDPG",
-    "DQN",
-    "HER",
-    "IQL",
-    "RLPD",
-    "SAC",
-    "TD3",
-    "TD3BC",
-    "DiscreteCQL",
-    "TrainConfig",
-    "load_config",
-]
+_HOMES = {
+    "TrainConfig": "rl_training.config",
+    "load_config": "rl_training.config",
+    "HERReplayBuffer": "rl_training.data",
+    "ReplayBuffer": "rl_training.data",
+    "TransitionDataset": "rl_training.data",
+    "load_transition_dataset": "rl_training.data",
+    "Callback": "rl_training.runtime",
+    "TrainResult": "rl_training.runtime",
+    "train": "rl_training.runtime",
+}
+_DERIVED = ("rl_training.api", "rl_training.runtime")  # they hold a class and a function for each algorithm
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for, so that ``import rl_training`` itself takes no time."""
-    if name in ("TrainConfig", "load_config"):
-        from rl_training import config
-
-        return getattr(config, name)
-    if name in __all__:
-        from rl_training import api
-
-        return getattr(api, name)
+    """Import a name when it is first used, so that ``import rl_training`` itself takes no time."""
+    if name == "__all__":
+        return __dir__()
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    for home in () if name.startswith("_") else _DERIVED:
+        module = import_module(home)
+        if name in module.__all__:
+            return getattr(module, name)
     raise AttributeError(f"module 'rl_training' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    derived = (name for home in _DERIVED for name in import_module(home).__all__)
+    return sorted({*_HOMES, *derived})

@@ -77,7 +77,7 @@ def train(
 ) -> None:
     """Train a policy."""
     from rl_training.experiment.manager import train_experiment, train_or_resume
-    from rl_training.experiment.registry import read_config
+    from rl_training.runtime.settings import read_config
 
     if seed is not None and seeds is not None:
         raise ConfigError("--seed and --seeds exclude each other")

@@ -1,7 +1,7 @@
 """Configurations: YAML files and presets, overrides, validation, and errors that name the key.
 
 ``TrainConfig`` holds what every run has. What an algorithm can be told (``algo_kwargs``) is the flat union of the
-``Settings`` classes that stand beside the code they set; ``experiment.registry`` checks it when a config is read.
+``Settings`` classes that stand beside the code they set; ``runtime.settings`` sorts and checks it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,38 @@ from rl_training.errors import ConfigError, did_you_mean
 PRESET_DIR = Path(__file__).parent / "assets" / "configs"
 
 _TYPE_TAGS = {"float", "int", "str", "bool", "constrained"}
+
+_OTHER_LIBRARIES = {
+    "actor_learning_rate": "here: actor_lr",
+    "buffer_size": "here: algo_kwargs.buffer_capacity",
+    "critic_learning_rate": "here: critic_lr",
+    "discount": "here: algo_kwargs.gamma",
+    "ent_coef": "here: algo_kwargs.alpha, a number or auto",
+    "env": "here: env_id",
+    "epsilon": "here: algo_kwargs.random_action_prob",
+    "exploration_fraction": "here: algo_kwargs.random_action_prob, which takes a schedule",
+    "gradient_steps": "here: algo_kwargs.gradient_updates_per_step, per environment step",
+    "her_k": "here: algo_kwargs.n_sampled_goal",
+    "lr": "here: algo_kwargs.learning_rate",
+    "max_steps": "here: total_timesteps; the length of an episode belongs to env_kwargs",
+    "n_episodes": "here: total_timesteps, counted in environment steps",
+    "n_steps": "here: total_timesteps",
+    "net_arch": "here: algo_kwargs.hidden_sizes, a list",
+    "noise_std": "here: algo_kwargs.exploration_noise",
+    "num_episodes": "here: total_timesteps, counted in environment steps",
+    "polyak": "here: algo_kwargs.tau, which is 1 - polyak",
+    "policy_kwargs": "here: algo_kwargs.hidden_sizes, a list of layer sizes",
+    "replay_buffer_size": "here: algo_kwargs.buffer_capacity",
+    "replay_k": "here: algo_kwargs.n_sampled_goal",
+    "start_learning_after": "here: algo_kwargs.learning_starts",
+    "start_steps": "here: algo_kwargs.learning_starts",
+    "timesteps": "here: total_timesteps",
+    "train_freq": "here: algo_kwargs.train_frequency",
+    "updates_per_step": "here: algo_kwargs.gradient_updates_per_step",
+    "utd_ratio": "here: algo_kwargs.gradient_updates_per_step",
+    "warmup_steps": "here: algo_kwargs.learning_starts",
+}
+"""What names of other libraries and papers are called here."""
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
@@ -85,10 +117,28 @@ def parse_settings(
     settings_type: type[SettingsT], values: Mapping[str, Any], where: str, prefix: str = ""
 ) -> SettingsT:
     """Validate ``values``; the error names each wrong key, its value, what was expected and the nearest name."""
+    settings, problems = check_settings(settings_type, values, prefix)
+    if settings is None:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+    return settings
+
+
+def check_settings(
+    settings_type: type[SettingsT], values: Mapping[str, Any], prefix: str = ""
+) -> tuple[SettingsT | None, list[str]]:
+    """Return the settings, or None and a line for each wrong key."""
     try:
-        return settings_type.model_validate(dict(values))
+        return settings_type.model_validate(dict(values)), []
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{where}: {line}" for line in _explain(error, settings_type, prefix))) from None
+        return None, _explain(error, settings_type, prefix)
+
+
+def unknown_key(key: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return what to say about a key that does not exist: the nearest name, or what other libraries' name means."""
+    hint = did_you_mean(key, names)
+    if key in _OTHER_LIBRARIES:
+        hint = f" ({_OTHER_LIBRARIES[key]})"
+    return f"unknown key {prefix + key!r}{hint}"
 
 
 def config_path(source: str | Path) -> Path:
@@ -177,10 +227,10 @@ def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str
             path.append(place[-1])  # a key that is unknown may be any text, such as batch-size
         key = prefix + (".".join(path) or "value")
         if finding["type"] == "extra_forbidden":
-            hint = did_you_mean(path[-1], _fields_at(settings_type, path[:-1]))
-            lines[key] = f"unknown key {key!r}" + (
-                hint or ("" if prefix else "; an algorithm's settings go under algo_kwargs")
-            )
+            parents = prefix + "".join(f"{part}." for part in path[:-1])
+            lines[key] = unknown_key(path[-1], _fields_at(settings_type, path[:-1]), parents)
+            if not prefix and not lines[key].endswith(")"):
+                lines[key] += "; an algorithm's settings go under algo_kwargs"
             continue
         if finding["type"] == "missing":
             lines[key] = f"key {key!r} is required and missing"
@@ -193,7 +243,7 @@ def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str
             lines[key] = prefix + expected if named else expected
         else:
             lines[key] = f"{key} = {finding['input']!r}: {expected}"
-    # Where something inside a value is wrong, that the value is not a number instead is no news.
+    # If a nested key is wrong, drop the union's complaint that the value is not a number.
     return [line for key, line in lines.items() if not any(other.startswith(f"{key}.") for other in lines)]
 
 

@@ -1,44 +1,19 @@
-"""Learners: each turns a batch into a better policy."""
+"""Learners: each turns a batch into a better policy. Those of the table and their settings are importable here."""
 
-from rl_training.algorithms.awac import AWAC, AWACSettings
+from typing import Any
+
 from rl_training.algorithms.base import Learner, LearnerSettings
-from rl_training.algorithms.bc import BC, BCSettings
-from rl_training.algorithms.cql import CQL, CQLSettings, DiscreteCQL, DiscreteCQLSettings
-from rl_training.algorithms.ddpg import DDPG, DDPGSettings
-from rl_training.algorithms.dqn import DQN, DQNSettings
 from rl_training.algorithms.her import HER
-from rl_training.algorithms.iql import IQL, IQLSettings
-from rl_training.algorithms.rlpd import RLPD, RLPDAlgorithm, RLPDSettings, rlpd_loss
-from rl_training.algorithms.sac import SAC, SACSettings
-from rl_training.algorithms.td3 import TD3, TD3Settings
-from rl_training.algorithms.td3_bc import TD3BC, TD3BCSettings
+from rl_training.algorithms.rlpd import RLPDAlgorithm, rlpd_loss
+from rl_training.algorithms.table import ALGORITHMS, Algorithm
 
-__all__ = [
-    "AWAC",
-    "BC",
-    "CQL",
-    "DDPG",
-    "DQN",
-    "HER",
-    "IQL",
-    "RLPD",
-    "SAC",
-    "TD3",
-    "TD3BC",
-    "AWACSettings",
-    "BCSettings",
-    "CQLSettings",
-    "DDPGSettings",
-    "DQNSettings",
-    "DiscreteCQL",
-    "DiscreteCQLSettings",
-    "IQLSettings",
-    "Learner",
-    "LearnerSettings",
-    "RLPDAlgorithm",
-    "RLPDSettings",
-    "SACSettings",
-    "TD3BCSettings",
-    "TD3Settings",
-    "rlpd_loss",
-]
+_LEARNERS = [row.learner for row in ALGORITHMS.values()]
+_DERIVED: dict[str, Any] = {cls.__name__: cls for learner in _LEARNERS for cls in (learner, learner.Settings)}
+globals().update(_DERIVED)
+
+__all__ = ["ALGORITHMS", "HER", "Algorithm", "Learner", "LearnerSettings", "RLPDAlgorithm", "rlpd_loss"]
+__all__ += list(_DERIVED)
+
+
+def __getattr__(name: str) -> Any:  # so that type checkers know of the derived names
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

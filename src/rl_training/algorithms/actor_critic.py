@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import CriticSettings, Learner, soft_update
+from rl_training.algorithms.base import CriticLearner, CriticSettings, soft_update
 from rl_training.config import Settings
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.types import Batch, Metrics
@@ -34,19 +34,21 @@ class ActorCriticSettings(CriticSettings):
 
 
 class DemonstrationSettings(Settings):
-    """How an actor is drawn towards prior data (Nair et al., 2018, https://arxiv.org/abs/1709.10089)."""
+    """How an actor is drawn towards offline data (Nair et al., 2018, https://arxiv.org/abs/1709.10089)."""
 
-    bc_weight: float = Field(0.0, ge=0, description="weight of imitating the prior rows of a batch; 0: off")
+    bc_weight: float = Field(0.0, ge=0, description="weight of imitating the offline rows of a batch; 0: off")
     bc_q_filter: bool = Field(True, description="imitate only actions valued above the actor's own")
 
 
-class ActorCritic(Learner):
-    """Builds the networks and optimisers, and knows the temporal-difference error of an ensemble."""
+class ActorCritic(CriticLearner):
+    """Builds the networks and optimisers, and computes the temporal-difference error of an ensemble."""
 
     Model: ClassVar[type[ActorCriticModel]]
-    settings: Any
+    settings: ActorCriticSettings
+    policy_prefix = "model.actor."
 
     def _build(self, generator: torch.Generator) -> None:
+        super()._build(generator)
         settings = self.settings
         self.model: Any = self.Model(
             self.spec,
@@ -60,26 +62,21 @@ class ActorCritic(Learner):
         self.critic_optimizer = self._optimizer("critic", critic, settings.critic_lr or settings.learning_rate)
 
     @property
-    def policy_delay(self) -> int:
-        """Critic updates for each update of the actor."""
-        return int(self.settings.policy_delay)
-
-    @property
-    def phase(self) -> Hashable:
+    def update_kind(self) -> Hashable:
         """Whether the next update moves the actor."""
-        return (self.update_count + 1) % self.policy_delay == 0
+        return super().update_kind, (self.update_count + 1) % self.settings.policy_delay == 0
 
     @property
     def _moves_actor(self) -> bool:
-        """Whether the update that is under way moves the actor."""
-        return self.update_count % self.policy_delay == 0
+        """Whether the current update moves the actor."""
+        return self.update_count % self.settings.policy_delay == 0
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the loss of all critics."""
         raise NotImplementedError
 
     def _update(self, batch: Batch) -> Metrics:
-        """Move the critics, every ``policy_delay`` updates the actor, and the targets after them."""
+        """Move the critics, then every ``policy_delay`` updates the actor, then the targets."""
         loss, metrics = self.critic_loss(batch)
         self._minimize(loss, self.critic_optimizer)
         if self._moves_actor:
@@ -101,26 +98,25 @@ class ActorCritic(Learner):
             members = draws.topk(count).indices
         return self._clamp_value(self.model.target_critic(observations, actions, members).amin(dim=0))
 
-    def _cloning_loss(self, batch: Batch, own_actions: Tensor) -> Tensor:
-        """Return the mean squared distance to the actions of the prior rows, the first ones.
+    def _cloning_loss(self, batch: Batch, own_actions: Tensor, *, q_filter: bool) -> Tensor:
+        """Return the mean squared distance of ``own_actions`` ``[P, A]`` to the actions of the P offline rows.
 
-        With the Q-filter only those count that the critics value above the actor's own: a demonstration is followed
-        as long as it is the better one.
+        With the Q-filter only those rows count whose action the critics value above the actor's own.
         """
         rows = slice(0, batch.prior_rows)
         observations, actions = batch.observations[rows], batch.actions[rows]
-        errors = (own_actions - actions).square().mean(dim=1)
-        if self.settings.bc_q_filter:
+        errors = (own_actions - actions).square().mean(dim=1)  # [P]
+        if q_filter:
             with torch.no_grad():
                 both = self.model.critic(observations.repeat(2, 1), torch.cat([actions, own_actions])).mean(dim=0)
-                demonstrated, own = both.chunk(2)
+                demonstrated, own = both.chunk(2)  # [P] each
             errors = errors * (demonstrated > own)
         return errors.mean()
 
     def _td_error(self, batch: Batch, next_values: Tensor) -> tuple[Tensor, Metrics]:
         """Return Σ_i mean (Q_i(s, a) - (r + γ (1 - terminated) next_value))² over the critics i."""
-        targets = batch.rewards + self.settings.gamma * (1.0 - batch.terminated) * next_values
-        values = self.model.critic(batch.observations, batch.actions)
+        targets = batch.rewards + self.settings.gamma * (1.0 - batch.terminated) * next_values  # [B]
+        values = self.model.critic(batch.observations, batch.actions)  # [members, B]
         loss = (values - targets).square().mean(dim=1).sum()
         metrics = {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}
         if 0 < batch.prior_rows < len(targets):

@@ -16,14 +16,14 @@ class AdvantageWeightedSettings(ActorCriticSettings):
 
     max_weight: float = Field(100.0, gt=0, description="largest weight of an action")
     normalize_advantages: bool = Field(
-        False, description="measure advantages in their deviation over the batch: the reward's scale no longer matters"
+        False, description="divide advantages by their std over the batch, so that the reward's scale does not matter"
     )
 
 
 class AdvantageWeighted(ActorCritic):
     """Knows the weighted likelihood, and how to act on it."""
 
-    settings: Any
+    settings: AdvantageWeightedSettings
 
     def weighted_likelihood_loss(self, batch: Batch, advantages: Tensor, sharpness: float) -> Tensor:
         """Return -mean w log π(a|s) with w = exp(sharpness · advantage), up to a limit."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from rl_training.algorithms.optimizer import FusedAdam
 from rl_training.config import Settings, parse_settings
 from rl_training.errors import ConfigError
-from rl_training.models.actors import adopt_policy
+from rl_training.models.actors import load_actor
 from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.seeding import Stream, stream_seed
 from rl_training.types import Batch, Metrics, Observation, SpaceSpec, flatten_goal_observation
 
 
@@ -24,9 +25,9 @@ class LearnerSettings(Settings):
 
     hidden_sizes: tuple[int, ...] = Field((256, 256), min_length=1, description="units of each hidden layer")
     batch_size: int = Field(256, ge=1, description="transitions of one update")
-    learning_rate: float = Field(3e-4, gt=0, description="of every optimiser that has no rate of its own")
+    learning_rate: float = Field(3e-4, gt=0, description="step size of every optimiser that has no rate of its own")
     max_grad_norm: float | None = Field(None, gt=0, description="clip each optimiser's gradient to this norm")
-    normalize_observations: bool = Field(False, description="scale observations by their running mean and deviation")
+    normalize_observations: bool = Field(False, description="scale observations by their running mean and std")
 
     @model_validator(mode="after")
     def _positive_sizes(self) -> LearnerSettings:
@@ -39,7 +40,7 @@ class CriticSettings(LearnerSettings):
     """Settings of learners that learn values."""
 
     gamma: float = Field(0.99, ge=0, lt=1, description="discount")
-    tau: float = Field(0.005, gt=0, le=1, description="share of the networks that the targets take over per update")
+    tau: float = Field(0.005, gt=0, le=1, description="step of the target networks towards the networks, per update")
     critic_layer_norm: bool | None = Field(None, description="LayerNorm in the critics; unset: in goal tasks")
     clamp_target: bool = Field(True, description="keep bootstrapped values within what the reward allows, where known")
 
@@ -47,18 +48,23 @@ class CriticSettings(LearnerSettings):
 class Learner(nn.Module):
     """Turns batches into a better policy. It knows nothing of environments, files or budgets.
 
-    Every network, target, statistic and temperature is a parameter or buffer of this module and every optimiser is
-    made by ``_optimizer``: ``training_state`` is derived from that and cannot forget one of them.
+    Every network, target, statistic and temperature is a parameter or buffer of this module, and every optimiser is
+    made by ``_optimizer``: ``training_state`` is derived from these and cannot forget one.
     """
 
-    Settings: ClassVar[type[LearnerSettings]]
-    settings: Any
+    Settings: ClassVar[type[LearnerSettings]] = LearnerSettings
+    settings: LearnerSettings
     actions: ClassVar[Literal["continuous", "discrete", "any"]] = "continuous"
-    exploration_noise: ClassVar[float] = 0.0
-    random_action_prob: ClassVar[float] = 0.0
-    """How a run explores unless its settings say otherwise."""
+    run_defaults: ClassVar[Mapping[str, float]] = {}
+    """Settings of a run, such as its exploration, whose default is this learner's own."""
+    one_actor_update_per_step: ClassVar[bool] = False
+    """Whether ``policy_delay``, where it is unset, equals the updates per environment step."""
     scheduled_optimizers: ClassVar[tuple[str, ...] | None] = None
     """The optimisers whose learning rate follows a schedule; None: all of them."""
+    policy_prefix: ClassVar[str | None] = None
+    """Where the policy network is in ``state_dict()``; None for a learner without one."""
+    temperatures: ClassVar[Mapping[str, str]] = {}
+    """Scalar parameters that are learned only on request, each with the name of its optimiser."""
 
     def __init__(
         self,
@@ -70,37 +76,39 @@ class Learner(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        found = "discrete" if spec.is_discrete else "continuous"
-        if self.actions not in (found, "any"):
-            fits = "dqn, bc or discrete_cql" if spec.is_discrete else "ddpg, td3 or sac (offline: iql and others)"
-            raise ConfigError(f"{name} needs {self.actions} actions and this task's are {found}: expected {fits}")
+        if not self.supports(spec):
+            found = "discrete" if spec.is_discrete else "continuous"
+            raise ConfigError(f"{name} needs {self.actions} actions, but this task's are {found}")
         if not isinstance(settings, LearnerSettings):
             settings = parse_settings(self.Settings, settings or {}, where=name)
         self.spec, self.settings = spec, settings
         self.device = torch.device(device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(stream_seed(seed, Stream.POLICY_NOISE))
         self.update_count = 0
         self.normalizer = ObservationNormalizer(spec.policy_dim) if settings.normalize_observations else None
-        self.value_bounds: tuple[float, float] | None = None
-        if isinstance(settings, CriticSettings):
-            layer_norm = settings.critic_layer_norm
-            self.critic_layer_norm = spec.goal_dim > 0 if layer_norm is None else layer_norm
-            self.value_bounds = self._value_bounds()
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._learning_rates: dict[str, float] = {}
         # Weights are drawn on the CPU, so that a seed means the same networks on every device.
-        self._build(torch.Generator().manual_seed(seed))
+        self._build(torch.Generator().manual_seed(stream_seed(seed, Stream.WEIGHTS)))
         self.to(self.device)
 
+    @classmethod
+    def supports(cls, spec: SpaceSpec) -> bool:
+        """Return whether this learner can choose the actions of a task."""
+        return cls.actions in ("discrete" if spec.is_discrete else "continuous", "any")
+
     @property
-    def phase(self) -> Hashable:
-        """Which kind of update comes next: two updates of the same phase do the same work on different numbers."""
+    def update_kind(self) -> Hashable:
+        """What the next update does. Two updates of equal kind run the same operations on different numbers."""
         return None
 
     @property
     def needs_returns(self) -> bool:
-        """Whether batches of logged data should carry returns."""
+        """Whether batches of offline data should carry returns."""
         return False
+
+    def set_reward_range(self, reward_range: tuple[float, float] | None) -> None:
+        """Learn that rewards lie in this range; None: in no known one. Only learners of values use it."""
 
     def _build(self, generator: torch.Generator) -> None:
         """Make the networks, on ``self.device``, and their optimisers."""
@@ -147,7 +155,7 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def observe(self, observations: Tensor) -> None:
-        """Take fresh observations ``[B, policy_dim]`` into the normaliser, where there is one."""
+        """Add observations ``[B, policy_dim]`` to the normaliser's statistics, where there is a normaliser."""
         if self.normalizer is not None:
             self.normalizer.observe(observations)
 
@@ -176,28 +184,21 @@ class Learner(nn.Module):
         self.generator.set_state(state["generator"].cpu())
         self.update_count = int(state["update_count"])
 
-    @property
-    def optimizer_names(self) -> set[str]:
-        """What is learned; a weight that is learned as its logarithm is called as its optimiser, after ``log_``."""
-        return set(self._optimizers)
-
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore the moments of every optimiser, by name; those that are not there start anew."""
+        """Restore the moments of every optimiser by name; an optimiser that is not listed starts afresh."""
         for name, optimizer in self._optimizers.items():
             moments = {int(index): dict(values) for index, values in states.get(name, {}).items()}
             optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
-    def load_policy(self, module: Mapping[str, Tensor]) -> None:
-        """Choose what another learner's policy chose, from its weights; whatever else it learned is left.
+    def load_policy(self, module: Mapping[str, Tensor], prefix: str | None) -> None:
+        """Load another learner's policy from its ``state_dict``; ``prefix`` is its ``policy_prefix``.
 
         Raises:
-            ValueError: where the other policy's networks or normalisation differ from this one's.
+            ValueError: the other policy's networks or normalisation differ from this one's.
         """
-        actor: Any = getattr(self, "actor", None) or getattr(getattr(self, "model", None), "actor", None)
-        prefix = next((p for p in ("model.actor.", "actor.") if f"{p}mlp.output.weight" in module), None)
-        if prefix is None or not hasattr(actor, "mlp"):
+        if prefix is None or self.policy_prefix is None or f"{prefix}mlp.output.weight" not in module:
             raise ValueError("one of the two has no policy network of its own")
-        adopt_policy(actor, _below(module, prefix))
+        load_actor(self.get_submodule(self.policy_prefix.rstrip(".")), _below(module, prefix))
         statistics = _below(module, "normalizer.")
         if bool(statistics) != (self.normalizer is not None):
             raise ValueError(f"normalize_observations is {bool(statistics)} there: expected the same here")
@@ -206,7 +207,7 @@ class Learner(nn.Module):
 
     def _optimizer(self, name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
         """Make the Adam optimiser of one group of parameters."""
-        # On CUDA updates are recorded as graphs, in which a rate can only change where it lies in memory.
+        # CUDA graphs replay with fixed constants, so a rate that changes must be a tensor.
         recorded = self.device.type == "cuda"
         rate = torch.tensor(learning_rate, device=self.device) if recorded else learning_rate
         optimizer = FusedAdam(list(parameters), rate, capturable=recorded)
@@ -222,17 +223,39 @@ class Learner(nn.Module):
             nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         optimizer.step()
 
-    def _clamp_value(self, values: Tensor) -> Tensor:
-        """Keep bootstrapped values within what the reward allows, where that is known."""
-        return values if self.value_bounds is None else values.clamp(*self.value_bounds)
 
-    def _value_bounds(self) -> tuple[float, float] | None:
-        """Return the smallest and largest value any policy can have under the task's reward range."""
-        if self.spec.reward_range is None or not self.settings.clamp_target:
-            return None
-        low, high = self.spec.reward_range
-        horizon = 1.0 / (1.0 - self.settings.gamma)
-        return min(low, low * horizon), max(high, high * horizon)
+class CriticLearner(Learner):
+    """A learner of values. Bootstrapped values are clamped to what the reward allows, where that is known."""
+
+    Settings = CriticSettings
+    settings: CriticSettings
+    value_bounds: tuple[float, float] | None = None
+    """The smallest and largest value any policy can have; None where unknown, or where ``clamp_target`` is off."""
+
+    def _build(self, generator: torch.Generator) -> None:
+        self.set_reward_range(self.spec.reward_range)
+
+    @property
+    def update_kind(self) -> Hashable:
+        """The bounds are part of it: they are constants of a recorded update."""
+        return self.value_bounds
+
+    @property
+    def critic_layer_norm(self) -> bool:
+        """Whether the critics have LayerNorm: as the settings say, else in goal tasks."""
+        asked = self.settings.critic_layer_norm
+        return self.spec.goal_dim > 0 if asked is None else asked
+
+    def set_reward_range(self, reward_range: tuple[float, float] | None) -> None:
+        """Derive the bounds of all values, [min(r, r/(1-γ)), max(r, r/(1-γ))] at the ends of the range."""
+        self.value_bounds = None
+        if reward_range is not None and self.settings.clamp_target:
+            (low, high), horizon = reward_range, 1.0 / (1.0 - self.settings.gamma)
+            self.value_bounds = min(low, low * horizon), max(high, high * horizon)
+
+    def _clamp_value(self, values: Tensor) -> Tensor:
+        """Clamp bootstrapped values ``[B]`` to the bounds."""
+        return values if self.value_bounds is None else values.clamp(*self.value_bounds)
 
 
 def soft_update(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter], tau: float) -> None:

@@ -31,6 +31,7 @@ class BC(Learner):
     Settings = BCSettings
     settings: BCSettings
     actions = "any"
+    policy_prefix = "actor."
 
     def _build(self, generator: torch.Generator) -> None:
         hidden = self.settings.hidden_sizes

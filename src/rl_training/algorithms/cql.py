@@ -6,11 +6,11 @@ The log-sum-exp is estimated from n random actions and n of the policy at s and 
 log-density it was drawn with. With ``lagrange`` set, α_cql is learned so that the gap stays near that number.
 
 ``calibrated`` is Cal-QL (Nakamoto et al., 2023, https://arxiv.org/abs/2303.05479): the policy's own actions count with
-at least the return that the data reached from s, so that values are not pushed below what fine-tuning will find. The
-returns are those of logged data; fresh rows, whose episodes are not over, have no such bound.
+at least the return that the data reached from s, so that values are not pushed below what fine-tuning will find. Only
+rows of offline data have such a return; online rows are not bounded.
 
-Values that are not yet right lead the actor astray. ``bc_updates`` and ``bc_weight`` hold it to the data, at first or
-throughout; both are off unless asked for.
+An actor that follows values which are still wrong leaves the data. ``bc_updates`` keeps it near the data at first,
+``bc_weight`` throughout; both are off by default.
 
 On discrete actions (``DiscreteCQL``, on double DQN) the log-sum-exp is exact.
 """
@@ -18,8 +18,8 @@ On discrete actions (``DiscreteCQL``, on double DQN) the log-sum-exp is exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -48,6 +48,7 @@ class CQL(SAC):
 
     Settings = CQLSettings
     settings: CQLSettings
+    temperatures: ClassVar[Mapping[str, str]] = {**SAC.temperatures, "log_cql_alpha": "cql_alpha"}
 
     def _build(self, generator: torch.Generator) -> None:
         super()._build(generator)
@@ -59,9 +60,9 @@ class CQL(SAC):
             self.cql_alpha_optimizer = self._optimizer("cql_alpha", [self.log_cql_alpha], rate)
 
     @property
-    def phase(self) -> Hashable:
+    def update_kind(self) -> Hashable:
         """Whether the next update moves the actor, and whether it does so by cloning."""
-        return super().phase, self.update_count + 1 <= self.settings.bc_updates
+        return super().update_kind, self.update_count + 1 <= self.settings.bc_updates
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         """Return SAC's loss, or at first that of cloning."""

@@ -15,7 +15,7 @@ class DDPGSettings(TD3Settings):
 
     num_critics: int = Field(1, ge=1, le=256, description="critics in the ensemble")
     policy_delay: int = Field(1, ge=1, description="critic updates for each update of the actor and the targets")
-    target_noise: float = Field(0.0, ge=0, description="deviation of the noise on the target's action")
+    target_noise: float = Field(0.0, ge=0, description="std of the noise on the target's action")
 
 
 class DDPG(TD3):

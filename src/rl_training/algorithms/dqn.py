@@ -7,13 +7,14 @@ Deviation from the paper: the target follows by soft updates (``tau``), not by c
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.algorithms.base import CriticSettings, Learner, soft_update
+from rl_training.algorithms.base import CriticLearner, CriticSettings, soft_update
 from rl_training.models import MLPDQNModel
 from rl_training.types import Batch, Metrics
 
@@ -22,15 +23,16 @@ class DQNSettings(CriticSettings):
     """Settings of DQN."""
 
 
-class DQN(Learner):
+class DQN(CriticLearner):
     """Double Q-learning over discrete actions."""
 
     Settings = DQNSettings
     settings: DQNSettings
     actions = "discrete"
-    random_action_prob = 0.1
+    run_defaults: ClassVar[Mapping[str, float]] = {"random_action_prob": 0.1}
 
     def _build(self, generator: torch.Generator) -> None:
+        super()._build(generator)
         model = MLPDQNModel(self.spec, self.settings.hidden_sizes, generator, layer_norm=self.critic_layer_norm)
         self.model = model.to(self.device)
         self.critic_optimizer = self._optimizer("critic", self.model.critic.parameters(), self.settings.learning_rate)
@@ -39,10 +41,10 @@ class DQN(Learner):
         """Return the double-Q temporal-difference error."""
         with torch.no_grad():
             next_actions = self.model.critic(batch.next_observations).argmax(dim=1, keepdim=True)
-            next_values = self.model.target_critic(batch.next_observations).gather(1, next_actions).squeeze(1)
+            next_values = self.model.target_critic(batch.next_observations).gather(1, next_actions).squeeze(1)  # [B]
             continues = self.settings.gamma * (1.0 - batch.terminated)
             targets = batch.rewards + continues * self._clamp_value(next_values)
-        values = self.model.critic(batch.observations).gather(1, batch.actions.long()).squeeze(1)
+        values = self.model.critic(batch.observations).gather(1, batch.actions.long()).squeeze(1)  # [B]
         loss = F.smooth_l1_loss(values, targets)
         return loss, {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}
 

@@ -12,11 +12,12 @@ from torch import Tensor
 class FusedAdam(torch.optim.Adam):
     """PyTorch's fused Adam on one group of parameters, all of which have a gradient at every step.
 
-    Its ``step`` asks at every call what holds for the whole of training, which takes longer than the arithmetic of a
-    small network. Here that is asked once.
+    PyTorch's ``step`` collects the moments and checks the options at every call, which takes longer than the arithmetic
+    of a small network. This class does both once.
     """
 
-    _arguments: tuple[list[Tensor], ...] | None = None  # of the class, as copies of an optimiser take its state alone
+    # A class attribute on purpose: deepcopy copies only `state`, so a copy must build these lists again.
+    _arguments: tuple[list[Tensor], ...] | None = None
 
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float | Tensor, *, capturable: bool = False) -> None:
         super().__init__(parameters, lr=lr, fused=True, capturable=capturable)
@@ -57,4 +58,4 @@ class FusedAdam(torch.optim.Adam):
             maximize=False,
         )
 
-    step.hooked = True  # type: ignore[attr-defined]  # spares torch's profiling hook, a third of a small step
+    step.hooked = True  # type: ignore[attr-defined]  # skips torch's profiling hook, a third of a small step

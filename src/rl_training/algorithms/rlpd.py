@@ -1,14 +1,17 @@
 """RLPD: Reinforcement Learning with Prior Data (Ball et al., 2023, https://arxiv.org/abs/2302.02948).
 
-SAC with what makes prior data safe to learn from at many updates per environment step: LayerNorm in the critics, a
-large ensemble of them whose target is the minimum over a small random subset, and batches of which a fixed share is
-prior data (``data/mixture.py``).
+SAC with what makes offline data safe to learn from at many updates per environment step: LayerNorm in the critics, a
+large ensemble of critics whose target is the minimum over a small random subset, and batches of which a fixed share is
+offline data (``data/mixture.py``).
 
 Critic:  y = r + γ (1 - terminated) · (min_{i in subset} Q'_i(s', a') - α log π(a'|s')),   L = Σ_i mean (Q_i(s, a) - y)²
 Actor:   L = mean (α log π(a|s) - mean_i Q_i(s, a)),   once per environment step, however many critic updates it has.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -25,9 +28,8 @@ class RLPDSettings(SACSettings):
         2, ge=1, description="critics, drawn anew each update, whose minimum is the target; unset: all"
     )
     critic_layer_norm: bool | None = Field(True, description="LayerNorm in the critics")
-    gradient_updates_per_step: float = Field(20.0, gt=0, description="updates per transition (the paper's UTD)")
-    policy_delay: int | None = Field(  # type: ignore[assignment]
-        None, ge=1, description="critic updates for each update of the actor; unset: gradient_updates_per_step"
+    policy_delay: int = Field(
+        20, ge=1, description="critic updates for each update of the actor; in a run: gradient_updates_per_step"
     )
     target_entropy: float | None = Field(
         None, description="entropy an automatic temperature aims at; unset: -action_dim / 2"
@@ -35,15 +37,12 @@ class RLPDSettings(SACSettings):
 
 
 class RLPD(SAC):
-    """SAC over prior and fresh data, with an ensemble of normalised critics."""
+    """SAC over offline and online data, with an ensemble of normalised critics."""
 
     Settings = RLPDSettings
     settings: RLPDSettings
-
-    @property
-    def policy_delay(self) -> int:
-        """Critic updates for each update of the actor."""
-        return self.settings.policy_delay or max(1, round(self.settings.gradient_updates_per_step))
+    run_defaults: ClassVar[Mapping[str, float]] = {"gradient_updates_per_step": 20.0}  # the paper's UTD
+    one_actor_update_per_step = True
 
     @staticmethod
     def default_target_entropy(spec: SpaceSpec) -> float:

@@ -11,7 +11,8 @@ that the sparse reward allows.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -41,13 +42,11 @@ class SAC(ActorCritic):
     Settings = SACSettings
     settings: SACSettings
     Model = MLPSACModel
+    temperatures: ClassVar[Mapping[str, str]] = {"log_alpha": "alpha"}
 
     def _build(self, generator: torch.Generator) -> None:
         super()._build(generator)
-        settings, goal_task = self.settings, self.spec.goal_dim > 0
-        self.backup_entropy = not goal_task if settings.backup_entropy is None else settings.backup_entropy
-        if self.backup_entropy:
-            self.value_bounds = None  # a soft value may lie outside what the reward alone allows
+        settings = self.settings
         aim = settings.target_entropy
         self.target_entropy = self.default_target_entropy(self.spec) if aim is None else aim
         self.learns_alpha = settings.alpha == "auto"
@@ -59,6 +58,16 @@ class SAC(ActorCritic):
             self.alpha_optimizer = self._optimizer(
                 "alpha", [self.log_alpha], settings.actor_lr or settings.learning_rate
             )
+
+    @property
+    def backup_entropy(self) -> bool:
+        """Whether the target holds the entropy term: as the settings say, else except in goal tasks."""
+        asked = self.settings.backup_entropy
+        return self.spec.goal_dim == 0 if asked is None else asked
+
+    def set_reward_range(self, reward_range: tuple[float, float] | None) -> None:
+        """Bound the values, unless they hold the entropy term: soft values may leave the reward's range."""
+        super().set_reward_range(None if self.backup_entropy else reward_range)
 
     @staticmethod
     def default_target_entropy(spec: SpaceSpec) -> float:
@@ -82,7 +91,9 @@ class SAC(ActorCritic):
         log_probs = log_probs.detach()
         metrics = {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
         if self.settings.bc_weight > 0 and batch.prior_rows:
-            cloning = self._cloning_loss(batch, self.model.actor.mode(batch.observations[: batch.prior_rows]))
+            cloning = self._cloning_loss(
+                batch, self.model.actor.mode(batch.observations[: batch.prior_rows]), q_filter=self.settings.bc_q_filter
+            )
             loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
         return loss, log_probs, metrics
 

@@ -3,14 +3,14 @@
 Critic:  y = r + γ (1 - terminated) · min_i Q'_i(s', π'(s') + clipped noise),   L = Σ_i mean (Q_i(s, a) - y)²
 Actor:   L = -mean Q_1(s, π(s)), every ``policy_delay`` critic updates, together with the targets.
 
-In goal tasks the actor's output before its tanh is held back by a small penalty, as HER's authors did with the action
-itself: a saturated actor gets no gradient, and now and then a seed is stuck there for good.
+In goal tasks a small penalty keeps the actor's output before its tanh near zero, as HER's authors did with the action
+itself: a saturated actor gets no gradient, and without the penalty some seeds stay stuck there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ class TD3Settings(DemonstrationSettings, ActorCriticSettings):
     """Settings of TD3."""
 
     policy_delay: int = Field(2, ge=1, description="critic updates for each update of the actor and the targets")
-    target_noise: float = Field(0.2, ge=0, description="deviation of the noise on the target's action")
+    target_noise: float = Field(0.2, ge=0, description="std of the noise on the target's action")
     target_noise_clip: float = Field(0.5, ge=0, description="largest absolute noise on the target's action")
     saturation_penalty: float | None = Field(
         None, ge=0, description="weight of the squared actor output before tanh; unset: 0.01 in goal tasks, else 0"
@@ -39,17 +39,17 @@ class TD3(ActorCritic):
     Settings = TD3Settings
     settings: TD3Settings
     Model = MLPDDPGModel
-    exploration_noise = 0.1
+    run_defaults: ClassVar[Mapping[str, float]] = {"exploration_noise": 0.1}
 
     def _build(self, generator: torch.Generator) -> None:
         super()._build(generator)
         penalty, goal_task = self.settings.saturation_penalty, self.spec.goal_dim > 0
-        self._first = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._first_critic = torch.zeros(1, dtype=torch.long, device=self.device)
         self.saturation_penalty = (0.01 if goal_task else 0.0) if penalty is None else penalty
 
-    def load_policy(self, module: Mapping[str, Tensor]) -> None:
-        """Choose what another learner's policy chose; the target follows at once."""
-        super().load_policy(module)
+    def load_policy(self, module: Mapping[str, Tensor], prefix: str | None) -> None:
+        """Load another learner's policy, into the target actor too."""
+        super().load_policy(module, prefix)
         self.model.target_actor.load_state_dict(self.model.actor.state_dict())
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -68,13 +68,13 @@ class TD3(ActorCritic):
         """Return the policy's objective under the first critic, and the penalty that keeps tanh from saturating."""
         raw_actions = self.model.actor.mlp(batch.observations)
         actions = torch.tanh(raw_actions)
-        values = self.model.critic(batch.observations, actions, self._first)[0]
+        values = self.model.critic(batch.observations, actions, self._first_critic)[0]  # [B]
         loss, metrics = self._policy_objective(values, actions, batch)
         metrics["train/actor_loss"] = loss.detach()
         if self.saturation_penalty > 0:
             loss = loss + self.saturation_penalty * raw_actions.square().mean()
         if self.settings.bc_weight > 0 and batch.prior_rows:
-            cloning = self._cloning_loss(batch, actions[: batch.prior_rows])
+            cloning = self._cloning_loss(batch, actions[: batch.prior_rows], q_filter=self.settings.bc_q_filter)
             loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
         return loss, metrics
 

@@ -2,7 +2,7 @@
 
 TD3 whose actor also stays near the data:  L = -λ mean Q_1(s, π(s)) + mean (π(s) - a)²,   λ = α / mean |Q_1(s, π(s))|
 
-Deviation from the paper: normalised observations are also clamped to ±10 deviations.
+Deviation from the paper: normalised observations are also clamped to ±10 std.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, TypeVar
 from numpy.typing import NDArray
 
 from rl_training.algorithms.base import Learner
-from rl_training.config import TrainConfig, load_config, parse_config, preset_names
+from rl_training.algorithms.table import ALGORITHMS, Algorithm
+from rl_training.config import load_config, parse_config, preset_names
 from rl_training.data import TransitionDataset
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.errors import CheckpointError, ConfigError
@@ -24,11 +25,12 @@ from rl_training.experiment.manager import (
     resume_experiment,
     train_experiment,
 )
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime.assembly import build_learner
+from rl_training.runtime.build import build_learner
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import find_checkpoint
 from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.run import resolve_device
+from rl_training.runtime.settings import ConfigSource, parse_run, read_config
 from rl_training.types import Observation
 
 ManagedT = TypeVar("ManagedT", bound="ManagedAlgorithm")
@@ -46,16 +48,9 @@ class ManagedAlgorithm:
 
     algo: ClassVar[str]
 
-    def __init__(self, config: TrainConfig | Mapping[str, Any] | str | Path, *, name: str | None = None) -> None:
+    def __init__(self, config: ConfigSource, *, name: str | None = None) -> None:
         """Check the configuration: a ``TrainConfig``, a mapping (``algo`` may be left out), a preset or a YAML file."""
-        if isinstance(config, (str, Path)):
-            config = load_config(config)
-        elif not isinstance(config, TrainConfig):
-            config = parse_config({"algo": self.algo, **config}, where=type(self).__name__)
-        if config.algo != self.algo:
-            raise ConfigError(f"algo = {config.algo!r}: {type(self).__name__} expects {self.algo!r}")
-        recipe_for(self.algo).settings(config)
-        self.config, self.name = config, name
+        self.config, self.name = read_config(config, algo=self.algo), name
         self.run_dir: Path | None = None
         self.checkpoint: Path | None = None
         self._learner: Learner | None = None
@@ -87,7 +82,8 @@ class ManagedAlgorithm:
                 raise CheckpointError(f"{type(self).__name__} has no env_id: call learn() or load() first")
             env = make_env(self.config.env_id, self.config.env_kwargs)
             try:
-                self._learner = build_learner(recipe_for(self.algo), self.config, space_spec(env))
+                settings, device = parse_run(self.config), resolve_device(self.config.device)
+                self._learner = build_learner(self.config, settings, space_spec(env), device)
             finally:
                 env.close()
         return self._learner
@@ -144,73 +140,10 @@ class ManagedAlgorithm:
         return result
 
 
-class DDPG(ManagedAlgorithm):
-    """Deep Deterministic Policy Gradient."""
-
-    algo = "ddpg"
-
-
-class TD3(ManagedAlgorithm):
-    """Twin Delayed DDPG."""
-
-    algo = "td3"
+def managed_class(row: Algorithm) -> type[ManagedAlgorithm]:
+    """Return the managed class of a row of the table of algorithms."""
+    members = {"algo": row.name, "__doc__": f"{row.description}.", "__module__": "rl_training.api"}
+    return type(row.class_name, (ManagedAlgorithm,), members)
 
 
-class SAC(ManagedAlgorithm):
-    """Soft Actor-Critic."""
-
-    algo = "sac"
-
-
-class DQN(ManagedAlgorithm):
-    """Double Deep Q-Network."""
-
-    algo = "dqn"
-
-
-class HER(ManagedAlgorithm):
-    """Hindsight Experience Replay over the ``backend`` learner."""
-
-    algo = "her"
-
-
-class BC(ManagedAlgorithm):
-    """Behavioural cloning."""
-
-    algo = "bc"
-
-
-class TD3BC(ManagedAlgorithm):
-    """TD3 with a behavioural-cloning term."""
-
-    algo = "td3_bc"
-
-
-class IQL(ManagedAlgorithm):
-    """Implicit Q-learning."""
-
-    algo = "iql"
-
-
-class CQL(ManagedAlgorithm):
-    """Conservative Q-learning."""
-
-    algo = "cql"
-
-
-class DiscreteCQL(ManagedAlgorithm):
-    """Conservative Q-learning on discrete actions."""
-
-    algo = "discrete_cql"
-
-
-class AWAC(ManagedAlgorithm):
-    """Advantage-weighted actor-critic."""
-
-    algo = "awac"
-
-
-class RLPD(ManagedAlgorithm):
-    """SAC over prior and fresh data, with an ensemble of normalised critics."""
-
-    algo = "rlpd"
+MANAGED_CLASSES = {row.class_name: managed_class(row) for row in ALGORITHMS.values()}

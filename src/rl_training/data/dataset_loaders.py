@@ -68,6 +68,11 @@ class DatasetSettings(Settings):
         return self
 
     @property
+    def source(self) -> str:
+        """How an error should call the data."""
+        return str(self.dataset_path or self.dataset_id or "dataset")
+
+    @property
     def names_dataset(self) -> bool:
         """Whether there is logged data at all."""
         return any(value is not None for value in (self.dataset_kind, self.dataset_path, self.dataset_id))

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from rl_training.config import Settings
 from rl_training.data.episode_table import Episode, EpisodeTable
-from rl_training.data.replay_buffer import ReplaySettings
 from rl_training.data.row_ring import RowRing
 from rl_training.envs.goals import GoalFunctions, GoalParts, extract_goal_parts
 from rl_training.errors import ConfigError
@@ -27,7 +27,7 @@ from rl_training.types import Batch, SpaceSpec
 Array = NDArray[Any]
 
 
-class HindsightSettings(ReplaySettings):
+class HindsightSettings(Settings):
     """What a run may say of hindsight."""
 
     her_ratio: float | None = Field(None, ge=0, le=1, description="share of a batch whose goal is replaced")

@@ -11,23 +11,22 @@ from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config
 from rl_training.data import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError, MissingExtraError
-from rl_training.experiment.registry import recipe_for
 from rl_training.experiment.report import write_report
-from rl_training.runtime import assembly as runs
 from rl_training.runtime.callbacks import Callback, ProgressCallback
-from rl_training.runtime.checkpoint_files import read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.outcome import read_result
+from rl_training.runtime.run import load_learner, resume, train
+from rl_training.runtime.settings import ConfigSource, complete_config
 
 EVALUATION_SEED = 10_000
 """Seed of evaluations after training, apart from the episodes by which the best checkpoint was chosen."""
 
 
 def train_experiment(
-    config: TrainConfig,
+    config: ConfigSource,
     *,
     name: str | None = None,
     progress_bar: bool = False,
@@ -35,13 +34,7 @@ def train_experiment(
     dataset: TransitionDataset | None = None,
 ) -> TrainResult:
     """Train ``config`` in a new run folder, on a ``dataset`` in memory where one is given, and write its report."""
-    result = runs.train(
-        recipe_for(config.algo),
-        config,
-        callbacks=_with_progress(callbacks, progress_bar),
-        run_name=name,
-        dataset=dataset,
-    )
+    result = train(config, _with_progress(callbacks, progress_bar), run_name=name, dataset=dataset)
     _report(result)
     return result
 
@@ -72,10 +65,7 @@ def resume_experiment(
     """Go on with a run from its latest checkpoint and write its report anew."""
     if not (run_dir / "config.yaml").is_file():
         raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
-    config = load_config(run_dir / "config.yaml")
-    result = runs.resume(
-        recipe_for(config.algo), run_dir, callbacks=_with_progress(callbacks, progress_bar), dataset=dataset
-    )
+    result = resume(run_dir, _with_progress(callbacks, progress_bar), dataset=dataset)
     _report(result)
     return result
 
@@ -83,8 +73,7 @@ def resume_experiment(
 def load_policy(path: Path, device: str = "cpu") -> tuple[Learner, TrainConfig, Path]:
     """Return the learner behind a run (its best checkpoint) or a checkpoint, its configuration, and the checkpoint."""
     checkpoint = find_checkpoint(path)
-    algo = str(read_manifest(checkpoint)["config"].get("algo"))
-    learner, config = runs.load_learner(recipe_for(algo), checkpoint, device)
+    learner, config = load_learner(checkpoint, device)
     return learner, config, checkpoint
 
 
@@ -119,13 +108,12 @@ def evaluate_experiment(
 
 def _runs_of(config: TrainConfig) -> list[Path]:
     """Return the runs below ``output_dir`` that have this configuration, wherever that folder was, newest first."""
-    recipe = recipe_for(config.algo)
-    wanted = runs.complete_config(recipe, config).model_dump(mode="json", exclude={"output_dir"})
+    wanted = complete_config(config).model_dump(mode="json", exclude={"output_dir"})
     found = []
     for file in config.output_dir.glob("*/config.yaml"):
         try:
             # Completed as well: a version since may have brought settings that the file does not know.
-            kept = runs.complete_config(recipe, load_config(file))
+            kept = complete_config(load_config(file))
         except ConfigError:
             continue
         if kept.model_dump(mode="json", exclude={"output_dir"}) == wanted:

@@ -13,7 +13,7 @@ from rl_training.models.mlp import MLP
 from rl_training.types import SpaceSpec
 
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
-_ADOPTED_LOG_STD = -2.0  # of a policy that was taken over from one that had no deviation of its own
+_DEFAULT_LOG_STD = -2.0  # for a policy loaded from one without a std
 
 
 class DeterministicActor(nn.Module):
@@ -29,7 +29,7 @@ class DeterministicActor(nn.Module):
 
 
 class GaussianActor(nn.Module):
-    """A Gaussian around ``tanh`` of an MLP, with one learned deviation per action dimension.
+    """A Gaussian around ``tanh`` of an MLP, with one learned std per action dimension.
 
     Unlike the squashed one its density is finite at the bounds, where logged actions often lie.
     """
@@ -60,14 +60,14 @@ class GaussianActor(nn.Module):
 
 
 class SquashedGaussianActor(nn.Module):
-    """A Gaussian with state-dependent mean and deviation, squashed by ``tanh``."""
+    """A Gaussian with state-dependent mean and std, squashed by ``tanh``."""
 
     def __init__(self, spec: SpaceSpec, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()
         self.mlp = MLP(spec.policy_dim, hidden_sizes, 2 * spec.action_dim, generator)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and logarithm of the deviation before squashing, ``[B, A]`` each."""
+        """Return mean and log std before squashing, ``[B, A]`` each."""
         mean, log_std = self.mlp(observations).chunk(2, dim=-1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
@@ -102,13 +102,13 @@ def _squash_correction(raw: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def adopt_policy(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
-    """Give ``actor`` the policy of another one, from its state; the two may be of different kinds.
+def load_actor(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
+    """Load into ``actor`` the policy of another actor, which may be of another kind, from its state.
 
-    The mean action carries over exactly, and the deviation where both have one that depends on the state.
+    The mean action carries over exactly; the std carries over where both depend on the state.
 
     Raises:
-        ValueError: where the hidden layers or the number of actions differ.
+        ValueError: the hidden layers or the number of actions differ.
     """
     own = actor.state_dict()
     squashed = isinstance(actor, SquashedGaussianActor)
@@ -122,16 +122,16 @@ def adopt_policy(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
             continue
         value = other.get(name)
         if value is not None and name.startswith("mlp.output."):
-            mean, deviation = value[..., :size], value[..., size:]
-            if squashed and deviation.shape[-1] == 0:
-                constant = other.get("log_std", torch.full((size,), _ADOPTED_LOG_STD, device=value.device))
-                deviation = constant if name.endswith("bias") else torch.zeros_like(mean)
-            value = torch.cat([mean, deviation], dim=-1) if squashed else mean
+            mean, log_std = value[..., :size], value[..., size:]
+            if squashed and log_std.shape[-1] == 0:
+                constant = other.get("log_std", torch.full((size,), _DEFAULT_LOG_STD, device=value.device))
+                log_std = constant if name.endswith("bias") else torch.zeros_like(mean)
+            value = torch.cat([mean, log_std], dim=-1) if squashed else mean
         there = None if value is None else list(value.shape)
         here = list(own[name].shape) if name in own else None
         if value is None or there != here:
             raise ValueError(f"{name} is {there} there and {here} here: expected the same hidden_sizes")
         new[name] = value
     if "log_std" in own:
-        new["log_std"] = other.get("log_std", torch.full_like(own["log_std"], _ADOPTED_LOG_STD))
+        new["log_std"] = other.get("log_std", torch.full_like(own["log_std"], _DEFAULT_LOG_STD))
     actor.load_state_dict(new)

@@ -1,35 +1,16 @@
-"""Running: the loop, what it is made of, and one ``train_<algo>`` for each recipe."""
+"""Running: the loop, what it is made of, and one ``train_<algo>`` for each row of the table of algorithms."""
 
-from rl_training.runtime.awac_trainer import train_awac
-from rl_training.runtime.bc_trainer import train_bc
+from rl_training.algorithms.table import ALGORITHMS
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
 from rl_training.runtime.controls import EarlyStoppingConfig, TrainerState, TrainResult
-from rl_training.runtime.cql_trainer import train_cql, train_discrete_cql
-from rl_training.runtime.ddpg_trainer import train_ddpg
-from rl_training.runtime.dqn_trainer import train_dqn
-from rl_training.runtime.her_trainer import train_her
-from rl_training.runtime.iql_trainer import train_iql
-from rl_training.runtime.rlpd_trainer import train_rlpd
-from rl_training.runtime.sac_trainer import train_sac
-from rl_training.runtime.td3_bc_trainer import train_td3_bc
-from rl_training.runtime.td3_trainer import train_td3
+from rl_training.runtime.run import TrainFunction, train, train_function
 
-__all__ = [
-    "Callback",
-    "EarlyStoppingCallback",
-    "EarlyStoppingConfig",
-    "TrainResult",
-    "TrainerState",
-    "train_awac",
-    "train_bc",
-    "train_cql",
-    "train_ddpg",
-    "train_discrete_cql",
-    "train_dqn",
-    "train_her",
-    "train_iql",
-    "train_rlpd",
-    "train_sac",
-    "train_td3",
-    "train_td3_bc",
-]
+_TRAIN_FUNCTIONS = {f"train_{algo}": train_function(algo) for algo in ALGORITHMS}
+globals().update(_TRAIN_FUNCTIONS)
+
+__all__ = ["Callback", "EarlyStoppingCallback", "EarlyStoppingConfig", "TrainResult", "TrainerState", "train"]
+__all__ += list(_TRAIN_FUNCTIONS)
+
+
+def __getattr__(name: str) -> TrainFunction:  # so that type checkers know of the derived names
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

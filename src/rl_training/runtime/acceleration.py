@@ -32,7 +32,7 @@ class _Recorded(NamedTuple):
 
 
 class UpdateGraphs:
-    """Plays ``learner.update`` back from graphs, one for each phase of the learner and each form of a batch."""
+    """Plays ``learner.update`` back from graphs, one for each kind of update and each form of a batch."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
@@ -45,7 +45,11 @@ class UpdateGraphs:
         """Learn from one minibatch. What is returned is overwritten by later updates of the same form."""
         if not self._works:
             return self.learner.update(batch)
-        key = (self.learner.phase, batch.prior_rows, tuple(None if x is None else x.shape for x in _tensors(batch)))
+        key = (
+            self.learner.update_kind,
+            batch.prior_rows,
+            tuple(None if x is None else x.shape for x in _tensors(batch)),
+        )
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen <= _WARM_UP:
             return self._update_beside(batch)

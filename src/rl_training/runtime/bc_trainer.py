@@ -1,19 +1,5 @@
-"""Behavioural cloning on logged data."""
+"""``train_bc``, from the table of algorithms."""
 
-from __future__ import annotations
+from rl_training.runtime.run import train_function
 
-from collections.abc import Sequence
-
-from rl_training.algorithms.bc import BC
-from rl_training.config import TrainConfig
-from rl_training.runtime.assembly import train
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.recipe import Recipe
-
-BC_RECIPE = Recipe("bc", learner=lambda _: BC, online=False)
-
-
-def train_bc(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:
-    """Train BC on a dataset."""
-    return train(BC_RECIPE, config, callbacks=callbacks)
+train_bc = train_function("bc")

@@ -1,4 +1,4 @@
-"""How far a run may go, and what is due where it stands."""
+"""How far a run may go, and how many updates are due. Everything follows from the run's counters."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ from rl_training.runtime.controls import CollectionSettings, TrainerState
 
 @dataclass(frozen=True)
 class Budget:
-    """Follows from the counters alone, so nothing is lost or done twice when a run is resumed.
-
-    Offline there is no ``collection``: every update is a step.
-    """
+    """Reads the counters of a run and changes nothing, so a resumed run loses no update and repeats none."""
 
     state: TrainerState
     total_steps: int
     max_updates: int | None
     pretrain_updates: int
+    """Updates on offline data before the first environment step."""
     collection: CollectionSettings | None
+    """None offline, where every update is a step."""
 
     @property
     def progress(self) -> float:
-        """The share of the budget that is used up."""
+        """The share of the budget that is used up, from 0 to 1."""
         share = self.state.global_step / self.total_steps
         if self.max_updates is not None:
             share = max(share, self.state.update_count / self.max_updates)
         return min(1.0, share)
 
     @property
+    def learning_progress(self) -> float:
+        """Where the learning-rate schedule stands. Pretraining runs through the schedule once, by itself."""
+        if self.pretraining:
+            return (self.state.update_count + 1) / self.pretrain_updates
+        return self.progress
+
+    @property
     def pretraining(self) -> bool:
-        """Whether the run still learns from prior data alone."""
+        """Whether the run still learns from offline data alone."""
         return self.state.update_count < self.pretrain_updates and self.state.global_step == 0
 
     @property
@@ -39,16 +45,13 @@ class Budget:
         """What intervals count: transitions, and updates while there are no transitions yet."""
         return self.state.update_count if self.pretraining else self.state.global_step
 
-    def updates_due(self, *, has_data: bool) -> int:
-        """Return how far the updates are behind what the transitions so far ask for; fractions of one add up."""
+    def updates_due(self) -> int:
+        """Return how many updates the transitions so far ask for, beyond those done; fractions add up."""
         wanted, collection = self.state.global_step, self.collection
-        if self.pretraining:  # one at a time, so that a signal is heard between any two
+        if self.pretraining:  # one at a time, so that a signal is answered between any two
             wanted = self.state.update_count + 1
         elif collection is not None:
-            if not has_data:  # hindsight has nothing to offer before the first episode is complete
-                self.state.first_data_step = wanted
-                return 0
-            start = max(collection.learning_starts, self.state.first_data_step)
+            start = max(collection.learning_starts, self.state.last_step_without_data)
             trained_until = wanted - wanted % collection.train_frequency
             wanted = math.floor(max(0, trained_until - start) * collection.gradient_updates_per_step)
             wanted += self.pretrain_updates
@@ -56,12 +59,8 @@ class Budget:
             wanted = min(wanted, self.max_updates)
         return max(0, wanted - self.state.update_count)
 
-    def check(self) -> None:
-        """Stop where a budget is used up; a run that is done is done, even if a signal came at its last step."""
-        reason = None
+    def stop_reason(self) -> str | None:
+        """Return which budget is used up; None while none is."""
         if self.max_updates is not None and self.state.update_count >= self.max_updates:
-            reason = "max_updates"
-        elif self.state.global_step >= self.total_steps:
-            reason = "total_timesteps"
-        if reason is not None and (not self.state.should_stop or self.state.interrupted):
-            self.state.should_stop, self.state.stop_reason = True, reason
+            return "max_updates"
+        return "total_timesteps" if self.state.global_step >= self.total_steps else None

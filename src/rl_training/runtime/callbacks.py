@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rl_training.runtime.controls import EarlyStoppingConfig
 
 if TYPE_CHECKING:
+    from rl_training.runtime.collector import EpisodeRecord
     from rl_training.runtime.trainer import Trainer
 
 
@@ -21,8 +22,14 @@ class Callback:
     def on_step(self, trainer: Trainer) -> None:
         """Run after every step of the environments and the updates that follow it."""
 
+    def on_episode(self, trainer: Trainer, record: EpisodeRecord) -> None:
+        """Run after every episode that ended while collecting."""
+
     def on_evaluation(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Run after every evaluation."""
+
+    def on_log(self, trainer: Trainer, row: dict[str, float]) -> None:
+        """Run after a row was written to ``metrics.csv``."""
 
     def on_training_end(self, trainer: Trainer) -> None:
         """Run after the last step, also when training failed."""
@@ -46,9 +53,9 @@ class EarlyStoppingCallback(Callback):
     def on_evaluation(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Compare an evaluation with the thresholds and with the best one so far.
 
-        Those before the first step online do not count: what a run was handed over is no reason not to begin it.
+        An evaluation before the first online step does not count: a good pretrained policy must not end the run.
         """
-        if trainer.collector is not None and trainer.state.global_step == 0:
+        if trainer.before_first_step:
             return
         config = self.config
         for name, threshold in (

@@ -21,6 +21,7 @@ from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import WorkerError
 from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.schedules import Schedule
+from rl_training.seeding import Stream, stream_generator, stream_seed
 from rl_training.types import Observation, SpaceSpec
 
 Array = NDArray[Any]
@@ -63,11 +64,6 @@ class EpisodeRecord(NamedTuple):
     success: bool | None
 
 
-def episode_seed(seed: int, env_index: int, episode: int) -> int:
-    """Return the seed with which an environment starts an episode: any episode can be started again."""
-    return int(np.random.SeedSequence([seed, env_index, episode]).generate_state(1)[0])
-
-
 class Collector:
     """Steps a vector environment with an exploring policy.
 
@@ -82,11 +78,12 @@ class Collector:
         self.seed = seed
         self.num_envs = envs.num_envs
         noise, random = settings.exploration_noise, settings.random_action_prob
-        self._noise = learner.exploration_noise if noise is None else noise
-        random = learner.random_action_prob if random is None else random
+        self._noise = learner.run_defaults.get("exploration_noise", 0.0) if noise is None else noise
+        random = learner.run_defaults.get("random_action_prob", 0.0) if random is None else random
         self._random_prob = random if isinstance(random, Schedule) else Schedule(start=random)
-        self.rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self.rng = stream_generator(seed, Stream.EXPLORATION)
         self.finished: deque[EpisodeRecord] = deque(maxlen=100)
+        self.ended: list[EpisodeRecord] = []  # the episodes that the last step ended
         self._episodes = np.zeros(self.num_envs, np.int64)
         self._returns = np.zeros(self.num_envs)
         self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]  # of the open episodes
@@ -122,8 +119,7 @@ class Collector:
         self._returns += rewards
         self._observations = next_observations
         done = terminated | truncated
-        if done.any():
-            self._finish(done, infos)
+        self.ended = self._finish(done, infos) if done.any() else []
         return Transition(observations, actions, rewards, next_observations, terminated, truncated)
 
     def rollout_metrics(self) -> dict[str, float]:
@@ -212,19 +208,22 @@ class Collector:
 
         return undo
 
-    def _finish(self, done: Array, infos: dict[str, Any]) -> None:
+    def _finish(self, done: Array, infos: dict[str, Any]) -> list[EpisodeRecord]:
         """Record the episodes that ended and start the next ones."""
+        records = []
         for index in np.flatnonzero(done):
             success = _success(infos, int(index))
-            self.finished.append(EpisodeRecord(float(self._returns[index]), len(self._actions[index]), success))
+            records.append(EpisodeRecord(float(self._returns[index]), len(self._actions[index]), success))
             self._actions[index] = []
+        self.finished.extend(records)
         self._episodes[done] += 1
         self._returns[done] = 0.0
         self._observations = self._reset(done)
+        return records
 
     def _reset(self, mask: Array) -> Observation:
         """Reset the environments in ``mask``, each with the seed of its episode; the others' observations stay."""
-        seeds = [episode_seed(self.seed, index, int(episode)) for index, episode in enumerate(self._episodes)]
+        seeds = [stream_seed(self.seed, index, int(episode)) for index, episode in enumerate(self._episodes)]
         observations, _ = self.envs.reset(seed=cast(Any, seeds), options={"reset_mask": mask})
         require_finite_step(observations, _NO_REWARD)
         return observations  # type: ignore[no-any-return]

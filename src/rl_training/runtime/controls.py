@@ -39,12 +39,12 @@ class CollectionSettings(Settings):
 
 
 class PriorSettings(Settings):
-    """How prior data and fresh play come together. It matters where a dataset is given."""
+    """How offline and online data are mixed. It matters where a dataset is given."""
 
     offline_batch_ratio: Annotated[float, Field(ge=0, le=1)] | Schedule | None = Field(
-        None, description="share of prior rows in a batch: a number, or a schedule of one; unset: 0.5"
+        None, description="share of offline rows in a batch: a number or a schedule; unset: 0.5"
     )
-    offline_pretrain_updates: int = Field(0, ge=0, description="updates on prior data alone, before the first step")
+    offline_pretrain_updates: int = Field(0, ge=0, description="updates on offline data alone, before the first step")
 
     @model_validator(mode="after")
     def _share(self) -> PriorSettings:
@@ -57,12 +57,12 @@ class PriorSettings(Settings):
 
     @property
     def uses_prior(self) -> bool:
-        """Whether any batch has prior rows."""
+        """Whether any batch has offline rows."""
         return max(self.prior_share.start, self.prior_share.end) > 0 or self.offline_pretrain_updates > 0
 
     @property
     def prior_share(self) -> Schedule:
-        """The share of prior rows as training goes on."""
+        """The share of offline rows over the course of training."""
         ratio = self.offline_batch_ratio
         return ratio if isinstance(ratio, Schedule) else Schedule(start=0.5 if ratio is None else ratio)
 
@@ -73,7 +73,7 @@ class InitSettings(Settings):
     init_from: Path | None = Field(
         None, description="a run or checkpoint to start from: all of it if its algorithm is the same, else its policy"
     )
-    init_optimizers: bool = Field(True, description="whether the optimisers' moments are taken over from there as well")
+    init_optimizers: bool = Field(True, description="whether the optimisers' moments are loaded as well")
 
 
 class LoopSettings(Settings):
@@ -91,16 +91,30 @@ class LoopSettings(Settings):
         None, description="returns that count as 0 and 100 in eval/normalized_score; unset: D4RL's, where it has them"
     )
     log_interval: int = Field(500, ge=1, description="steps between two lines of metrics.csv")
-    early_stopping: EarlyStoppingConfig | None = Field(None, description="when to stop before the budget is used up")
+    early_stopping: EarlyStoppingConfig | None = Field(
+        None, description="when to stop before the budget is used up; true: after 5 evaluations without improvement"
+    )
     lr_schedule: Schedule | None = Field(
         None, description="factor of the learning rates: constant, linear, cosine, warmup"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _early_stopping_on(cls, values: Any) -> Any:
+        """Accept ``early_stopping: true``, which stops after five evaluations without improvement."""
+        if isinstance(values, dict) and isinstance(values.get("early_stopping"), bool):
+            return {**values, "early_stopping": {"patience": 5} if values["early_stopping"] else None}
+        return values
 
     @model_validator(mode="after")
     def _two_scores(self) -> LoopSettings:
         if self.reference_scores is not None and self.reference_scores[0] >= self.reference_scores[1]:
             raise ValueError(f"reference_scores = {list(self.reference_scores)}: expected the lower one first")
         return self
+
+
+_RENAMED = {"first_data_step": "last_step_without_data", "handed_over": "pretrained_return"}
+"""Names that version 0.1 used for fields of ``TrainerState``."""
 
 
 @dataclass
@@ -111,16 +125,16 @@ class TrainerState:
     update_count: int = 0
     should_stop: bool = False
     stop_reason: str | None = None
-    first_data_step: int = 0
+    last_step_without_data: int = 0
     """The last step at which there was nothing to sample yet."""
     best_score: tuple[float, float] | None = None
     """Success rate (0 where none is reported) and mean reward of the best evaluation."""
     last_evaluation: dict[str, float] = field(default_factory=dict)
-    handed_over: float | None = None
-    """The mean reward that a policy had before its first step online, where it was trained before."""
+    pretrained_return: float | None = None
+    """The mean return of a pretrained policy before its first online step."""
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to end after the step it is at; the first reason stands."""
+        """Ask the loop to end after the current step; the first reason stands."""
         if not self.should_stop:
             self.should_stop, self.stop_reason = True, reason
 
@@ -130,13 +144,13 @@ class TrainerState:
         return (self.stop_reason or "").startswith(INTERRUPTED)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on from. That the run was stopped is not part of it."""
+        """Return what a resumed run continues from. That the run was stopped is not part of it."""
         return {**asdict(self), "should_stop": False, "stop_reason": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
         for key, value in state.items():
-            setattr(self, key, tuple(value) if isinstance(value, list) else value)
+            setattr(self, _RENAMED.get(key, key), tuple(value) if isinstance(value, list) else value)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Starting a run from another one: an offline policy goes online, or a cloned one becomes an actor."""
+"""Starting a run from another one: an offline policy goes online, or a cloned policy becomes an actor."""
 
 from __future__ import annotations
 
@@ -9,57 +9,68 @@ from typing import Any
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
-from rl_training.config import TrainConfig
+from rl_training.algorithms.table import find_algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import find_checkpoint
-from rl_training.runtime.controls import InitSettings
+from rl_training.runtime.settings import RunSettings
+from rl_training.types import SpaceSpec
 
 
-def initialize(learner: Learner, config: TrainConfig, settings: InitSettings) -> None:
-    """Take over what the run that ``init_from`` names has learned, if it names one.
+def initialize(learner: Learner, settings: RunSettings) -> None:
+    """Load what the run that ``init_from`` names has learned, if it names one.
 
-    A learner of the same algorithm gives everything: networks, targets, statistics and, unless ``init_optimizers`` is
-    off, the optimisers' moments. Any other gives its policy and what normalises its observations.
+    From a learner of the same algorithm everything is loaded: networks, targets, statistics and, unless
+    ``init_optimizers`` is off, the optimisers' moments. From any other, its policy and its normaliser are.
     """
-    if settings.init_from is None:
+    path = settings.init.init_from
+    if path is None:
         return
     try:
-        checkpoint = find_checkpoint(settings.init_from)
+        checkpoint = find_checkpoint(path)
         manifest, state = read_checkpoint(checkpoint, part="learner")
     except CheckpointError as error:
-        raise ConfigError(f"algo_kwargs.init_from = {str(settings.init_from)!r}: {error}") from None
+        raise ConfigError(f"algo_kwargs.init_from = {str(path)!r}: {error}") from None
     source = manifest["config"]
     try:
-        for name in ("observation_dim", "goal_dim", "action_dim", "num_actions"):
-            size, own = manifest["spec"][name], getattr(learner.spec, name)
-            if size != own:
-                raise ValueError(f"{name} is {size} there and {own} here")
+        _require_same_task(SpaceSpec.from_json(manifest["spec"]), learner.spec)
         module, optimizers = state["learner"]["module"], state["learner"]["optimizers"]
-        there = _learner_name(source["algo"], source["algo_kwargs"])
-        here = _learner_name(config.algo, config.algo_kwargs)
-        if there == here:
+        other = find_algorithm(source["algo"], source["algo_kwargs"].get("backend")).learner
+        if other is type(learner):
             _require_same_networks(module, learner.state_dict())
             learner.load_state_dict({**module, **_fixed_weights(learner, optimizers)})
-            if settings.init_optimizers:
+            if settings.init.init_optimizers:
                 learner.load_optimizers(optimizers)
         else:
-            learner.load_policy(module)
+            learner.load_policy(module, other.policy_prefix)
             warnings.warn(
-                f"init_from: {there} and {here} differ, so the policy is taken over and the rest starts anew",
+                f"init_from: {other.__name__} and {type(learner).__name__} differ, so only the policy is loaded",
                 stacklevel=4,
             )
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"algo_kwargs.init_from = {str(settings.init_from)!r} does not fit this run: {error}"
-        ) from None
+        raise ConfigError(f"algo_kwargs.init_from = {str(path)!r} does not fit this run: {error}") from None
+
+
+def _require_same_task(there: SpaceSpec, here: SpaceSpec) -> None:
+    """Compare sizes and action bounds: the same policy output must mean the same action."""
+    for name in ("observation_dim", "goal_dim", "action_dim", "num_actions"):
+        if getattr(there, name) != getattr(here, name):
+            raise ValueError(f"{name} is {getattr(there, name)} there and {getattr(here, name)} here")
+    if here.is_discrete:
+        return
+    for name, theirs, ours in zip(("low", "high"), there.action_bounds, here.action_bounds, strict=True):
+        if (theirs != ours).any():
+            raise ValueError(
+                f"the actions' {name} bounds are {theirs.tolist()} there and {ours.tolist()} here, so its actions would"
+                " be rescaled; a run without env_id takes its bounds from algo_kwargs.action_low and action_high"
+            )
 
 
 def _fixed_weights(learner: Learner, optimizers: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the temperatures and the like that only one of the runs learns: they stay as this one's settings say."""
-    learned = learner.optimizer_names & optimizers.keys()
-    weights = {name: value for name, value in learner.state_dict().items() if name.startswith("log_")}
-    return {name: value for name, value in weights.items() if name.removeprefix("log_") not in learned}
+    """Return the temperatures that only one of the two runs learns: they stay as this run's settings say."""
+    learned = learner.training_state()["optimizers"].keys() & optimizers.keys()
+    state = learner.state_dict()
+    return {name: state[name] for name, optimizer in learner.temperatures.items() if optimizer not in learned}
 
 
 def _require_same_networks(there: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> None:
@@ -71,8 +82,3 @@ def _require_same_networks(there: Mapping[str, Tensor], here: Mapping[str, Tenso
                 f"{name} is {a} in that run and {b} in this one: expected the same networks (hidden_sizes,"
                 " num_critics, critic_layer_norm)"
             )
-
-
-def _learner_name(algo: str, algo_kwargs: dict[str, Any]) -> str:
-    """Return the name of the learner alone: with hindsight it is the backend's."""
-    return str(algo_kwargs.get("backend", "ddpg")) if algo == "her" else algo

@@ -9,9 +9,8 @@ import numpy as np
 
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_env, space_spec
-from rl_training.runtime.collector import episode_seed, random_actions
-
-_RANDOM_PLAY = 2**21  # its place among the seeds of episodes, out of reach of environment indices
+from rl_training.runtime.collector import random_actions
+from rl_training.seeding import Stream, stream_seed
 
 
 def play_at_random(env_id: str, env_kwargs: Mapping[str, Any], transitions: int, seed: int) -> TransitionDataset:
@@ -23,7 +22,7 @@ def play_at_random(env_id: str, env_kwargs: Mapping[str, Any], transitions: int,
     episode, done, observation = 0, True, None
     while len(steps) < transitions:
         if done:
-            observation, _ = env.reset(seed=episode_seed(seed, _RANDOM_PLAY, episode))
+            observation, _ = env.reset(seed=stream_seed(seed, Stream.RANDOM_PLAY, episode))
             episode += 1
         action = spec.to_env(random_actions(spec, rng, 1))[0]
         following, reward, terminated, truncated, _ = env.step(action)

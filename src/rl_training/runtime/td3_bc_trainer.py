@@ -1,19 +1,5 @@
-"""TD3+BC on logged data."""
+"""``train_td3_bc``, from the table of algorithms."""
 
-from __future__ import annotations
+from rl_training.runtime.run import train_function
 
-from collections.abc import Sequence
-
-from rl_training.algorithms.td3_bc import TD3BC
-from rl_training.config import TrainConfig
-from rl_training.runtime.assembly import train
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.recipe import Recipe
-
-TD3_BC_RECIPE = Recipe("td3_bc", learner=lambda _: TD3BC, online=False)
-
-
-def train_td3_bc(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> TrainResult:
-    """Train TD3+BC on a dataset."""
-    return train(TD3_BC_RECIPE, config, callbacks=callbacks)
+train_td3_bc = train_function("td3_bc")

@@ -7,86 +7,81 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
-from rl_training.algorithms.base import Learner
 from rl_training.config import differences
-from rl_training.data import HERReplayBuffer, ReplayBuffer
-from rl_training.data.mixture import Mixture, Source
 from rl_training.errors import CheckpointError, DatasetError
 from rl_training.runtime.acceleration import accelerated_update
 from rl_training.runtime.budget import Budget
+from rl_training.runtime.build import RunComponents
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.controls import CollectionSettings, LoopSettings, PriorSettings, TrainerState
+from rl_training.runtime.controls import TrainerState
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
-from rl_training.types import Metrics
+from rl_training.runtime.metrics_mean import MetricsMean
+from rl_training.runtime.settings import RunSettings
 
 
 class Trainer:
-    """Trains one learner on one experience until a budget is used up or something asks it to stop.
+    """Trains one learner until a budget is used up or something asks it to stop.
 
-    What the ``collector`` brings goes to ``replay``; offline there is neither. ``prior`` says how a mixture with prior
-    data is drawn, and ``starts_trained`` that the policy is worth following, and evaluating, from the first step.
+    Attributes:
+        state: the counters; ``state.stop(reason)`` ends the run after the current step.
+        learner, experience, replay, collector, evaluator: the parts of the run, see ``RunComponents``.
+        logger: writes the metrics; ``logger.record`` adds values to the next row.
     """
 
     def __init__(
         self,
         *,
         name: str,
-        learner: Learner,
-        experience: Source,
-        replay: ReplayBuffer | HERReplayBuffer | None,
-        collector: Collector | None,
-        evaluator: Evaluator | None,
-        settings: LoopSettings,
-        collection: CollectionSettings | None,
-        prior: PriorSettings | None = None,
-        starts_trained: bool = False,
-        batch_size: int,
+        components: RunComponents,
+        settings: RunSettings,
         total_steps: int,
         store: CheckpointStore,
         logger: MetricsLogger,
-        about: dict[str, Any],
+        metadata: dict[str, Any],
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.name, self.learner, self.experience = name, learner, experience
-        self.collector, self.evaluator = collector, evaluator
-        self.replay, self.collection, self.prior = replay, collection, prior
-        self._starts_trained = starts_trained
-        self.settings, self.batch_size = settings, batch_size
+        self.name, self.settings = name, settings
+        self.learner, self.experience, self.mixture = components.learner, components.experience, components.mixture
+        self.replay, self.collector, self.evaluator = components.replay, components.collector, components.evaluator
         self.store, self.logger, self.callbacks = store, logger, list(callbacks)
-        self.about = about
+        self.metadata = metadata
         self.state = TrainerState()
-        pretrain_updates = prior.offline_pretrain_updates if prior is not None else 0
-        self.budget = Budget(self.state, total_steps, settings.max_updates, pretrain_updates, collection)
-        self._update = accelerated_update(learner)
-        self._train_metrics: Metrics = {}
+        pretrain_updates = settings.prior.offline_pretrain_updates if self.mixture is not None else 0
+        collection = settings.collection if settings.online else None
+        self.budget = Budget(self.state, total_steps, settings.loop.max_updates, pretrain_updates, collection)
+        self._update = accelerated_update(self.learner)
+        self._train_metrics = MetricsMean()
         self._restored_at: tuple[int, int] | None = None
         self._saved_at: tuple[int, int] | None = None
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
 
+    @property
+    def before_first_step(self) -> bool:
+        """Whether the run will play in an environment and has not begun to."""
+        return self.collector is not None and self.state.global_step == 0
+
     def run(self) -> None:
         """Train to the end. Whatever happens, callbacks and logs are closed properly."""
-        self.budget.check()  # a finished run that is resumed has nothing left to do
+        self._stop_at_budget()  # a finished run that is resumed has nothing left to do
         self.logger.open(resume_at=self._restored_at)
         self._restart_clock()
         for callback in self.callbacks:
             callback.on_training_start(self)
         try:
-            if self._starts_trained and self._restored_at is None:
-                self._report_and_save(handing_over=True)  # what is handed over, before the first step changes it
+            if self.settings.init.init_from is not None and self._restored_at is None:
+                self._report_and_save(going_online=True)  # the loaded policy, before the first step changes it
             while not self.state.should_stop:
                 before, pretraining = self.budget.position, self.budget.pretraining
                 if not pretraining:
                     self._collect()
                 self._learn()
-                self.budget.check()
+                self._stop_at_budget()
                 for callback in self.callbacks:
                     callback.on_step(self)
-                handing_over = pretraining and not self.budget.pretraining
-                self._report_and_save(before, handing_over=handing_over)
+                self._report_and_save(before, going_online=pretraining and not self.budget.pretraining)
             if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
                 self.save()  # the signal came before the first step, or after this one had been reported
             self.logger.note("stop_reason", self.state.stop_reason or "", self.state.global_step)
@@ -98,29 +93,28 @@ class Trainer:
                     part.close()
 
     def restore(self) -> None:
-        """Go on from the latest checkpoint: everything that decides the steps to come is put back."""
+        """Continue from the latest checkpoint: everything that decides the steps to come is restored."""
         state, manifest = self.store.take_up()
         try:
             self.learner.load_training_state(state["learner"])
-            if isinstance(self.experience, Mixture) != ("prior" in state["experience"]):
+            if (self.mixture is not None) != ("prior" in state["experience"]):
                 begun, now = ("with", "without") if "prior" in state["experience"] else ("without", "with")
                 raise DatasetError(
-                    f"the run was begun {begun} prior data and goes on {now}: expected the same (dataset=)"
+                    f"the run was started {begun} offline data and is resumed {now}: expected the same (dataset=)"
                 )
             self.experience.load_state_dict(state["experience"])
             if self.replay is not None:
                 self.store.load_rows(self.replay.ring)
             self.state.load_state_dict(state["trainer"]["state"])
-            self._train_metrics = dict(state["trainer"]["train_metrics"])
+            self._train_metrics.load_state_dict(state["trainer"])
             for name, callback in self._named_callbacks().items():
                 if name in state["trainer"]["callbacks"]:
                     callback.load_state_dict(state["trainer"]["callbacks"][name])
             changed = self.collector.load_state_dict(state["collector"]) if self.collector is not None else []
         except DatasetError as error:
-            source = self.about["config"]["algo_kwargs"].get("dataset_path") or "dataset"
-            raise DatasetError(f"{source}: {error}") from None
+            raise DatasetError(f"{self.settings.dataset.source}: {error}") from None
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-            edited = differences(manifest["config"], self.about["config"])
+            edited = differences(manifest["config"], self.metadata["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
         self.store.settle()
@@ -136,38 +130,51 @@ class Trainer:
 
     def _collect(self) -> None:
         """Take one step in every environment; offline, where there is none to take, the update itself is the step."""
-        if self.collector is None or self.replay is None or self.collection is None:
+        if self.collector is None or self.replay is None:
             self.state.global_step += 1
             return
-        trained = self._starts_trained or self.budget.pretrain_updates > 0
-        random = self.state.global_step < self.collection.learning_starts and not trained
+        trained = self.settings.init.init_from is not None or self.budget.pretrain_updates > 0
+        random = self.state.global_step < self.settings.collection.learning_starts and not trained
         self.replay.add(*cast(Any, self.collector.step(self.budget.progress, random)))
         self.state.global_step += self.collector.num_envs
+        for record in self.collector.ended:
+            for callback in self.callbacks:
+                callback.on_episode(self, record)
 
     def _learn(self) -> None:
         """Do the updates that are due at this step, none of which waits for the device."""
-        updates = self.budget.updates_due(has_data=len(self.experience) > 0)
-        if updates > 0 and self.settings.lr_schedule is not None:
-            self.learner.scale_learning_rates(self.settings.lr_schedule(self.budget.progress))
-        if self.prior is not None and isinstance(self.experience, Mixture):
-            self.experience.ratio = self.prior.prior_share(self.budget.progress)
+        settings = self.settings
+        if len(self.experience) == 0:  # hindsight has nothing to sample before the first episode is complete
+            self.state.last_step_without_data = self.state.global_step
+            return
+        if self.mixture is not None:
+            self.mixture.ratio = settings.prior.prior_share(self.budget.progress)
+        updates = self.budget.updates_due()
+        if updates > 0 and settings.loop.lr_schedule is not None:
+            self.learner.scale_learning_rates(settings.loop.lr_schedule(self.budget.learning_progress))
         for _ in range(updates):
-            self._train_metrics.update(self._update(self.experience.sample(self.batch_size)))
+            self._train_metrics.add(self._update(self.experience.sample(settings.learner.batch_size)))
             self.state.update_count += 1
 
-    def _report_and_save(self, before: int | None = None, *, handing_over: bool = False) -> None:
-        """Evaluate, log and checkpoint where an interval was completed since ``before``, and always at the end.
+    def _stop_at_budget(self) -> None:
+        """Stop where a budget is used up: then the run is complete, even if a signal came at its last step."""
+        reason = self.budget.stop_reason()
+        if reason is not None and (not self.state.should_stop or self.state.interrupted):
+            self.state.should_stop, self.state.stop_reason = True, reason
 
-        So it is where a policy that was trained before takes its first step.
+    def _report_and_save(self, before: int | None = None, *, going_online: bool = False) -> None:
+        """Evaluate, log and checkpoint where an interval was completed since ``before``.
+
+        All three also happen at the end, and before a pretrained policy takes its first step online.
         """
-        settings, state = self.settings, self.state
+        settings, state = self.settings.loop, self.state
         # An interrupted run reports nothing of its own: once resumed, its log is that of a run that never stopped.
         finishing = state.should_stop and not state.interrupted
-        evaluating = handing_over or finishing or self._crossed(before, settings.eval_interval)
+        evaluating = going_online or finishing or self._crossed(before, settings.eval_interval)
         logging = evaluating or self._crossed(before, settings.log_interval)
-        saving = handing_over or self._crossed(before, settings.checkpoint_interval)
+        saving = going_online or self._crossed(before, settings.checkpoint_interval)
         if logging or saving or state.should_stop:
-            require_finite_learner(self.learner, self._train_metrics)
+            require_finite_learner(self.learner, self._train_metrics.last)
         is_best = evaluating and self.evaluator is not None and self._evaluate(self.evaluator)
         if logging:
             self._log()
@@ -181,10 +188,10 @@ class Trainer:
         state = self.state
         state.last_evaluation = metrics
         self.logger.record(metrics)
-        if self.collector is not None and state.global_step == 0:
-            state.handed_over = metrics["eval/mean_reward"]
-        elif state.handed_over is not None:
-            self.logger.record({"handover/change": metrics["eval/mean_reward"] - state.handed_over})
+        if self.before_first_step:
+            state.pretrained_return = metrics["eval/mean_reward"]
+        elif state.pretrained_return is not None:
+            self.logger.record({"handover/change": metrics["eval/mean_reward"] - state.pretrained_return})
         for callback in self.callbacks:
             callback.on_evaluation(self, metrics)
         score = (metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"])
@@ -199,19 +206,19 @@ class Trainer:
         self._saved_at = (self.state.global_step, self.state.update_count)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state, without replay rows, and what a manifest says about it."""
+        """Return the state, without replay rows, and the metadata of its manifest."""
         state = {
             "learner": self.learner.training_state(),
             "experience": self.experience.state_dict(with_rows=False),
             "collector": self.collector.state_dict() if self.collector is not None else {},
             "trainer": {
                 "state": self.state.state_dict(),
-                "train_metrics": self._train_metrics,
+                **self._train_metrics.state_dict(),
                 "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks().items()},
             },
         }
         counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
-        return state, {**self.about, **counters}
+        return state, {**self.metadata, **counters}
 
     def _named_callbacks(self) -> dict[str, Callback]:
         return {f"{index}-{type(callback).__name__}": callback for index, callback in enumerate(self.callbacks)}
@@ -220,17 +227,18 @@ class Trainer:
         """Write a row of metrics; here, and only here, the device is waited for."""
         elapsed = max(time.perf_counter() - self._clock, 1e-9)
         state = self.state
-        metrics = {name: float(value) for name, value in self._train_metrics.items()}
+        metrics = self._train_metrics.take()
         if self.collector is not None:
             metrics |= self.collector.rollout_metrics()
-        share = self.experience.take_share() if isinstance(self.experience, Mixture) else None
+        share = self.mixture.take_share() if self.mixture is not None else None
         if share is not None:
             metrics["train/offline_share"] = share
         metrics["time/fps"] = (state.global_step - self._clock_step) / elapsed
         metrics["time/updates_per_second"] = (state.update_count - self._clock_updates) / elapsed
         self.logger.record(metrics)
-        self.logger.flush(state.global_step, state.update_count)
-        self._train_metrics = {}  # a row speaks of the updates since the one before it
+        row = self.logger.flush(state.global_step, state.update_count)
+        for callback in self.callbacks:
+            callback.on_log(self, row)
         self._restart_clock()
 
     def _restart_clock(self) -> None:

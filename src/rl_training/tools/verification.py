@@ -14,12 +14,11 @@ from rl_training.config import TrainConfig, differences, parse_config
 from rl_training.envs.factory import make_env
 from rl_training.envs.goals import flatten_goal_observation
 from rl_training.errors import CheckpointError, DamagedCheckpointError
-from rl_training.experiment.registry import recipe_for
-from rl_training.runtime import assembly as runs
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, read_whole, resolve_checkpoint
 from rl_training.runtime.controls import INTERRUPTED
+from rl_training.runtime.run import resume
 from rl_training.runtime.trainer import Trainer
 from rl_training.tools.comparison import full_state, state_differences, state_hash
 
@@ -117,7 +116,7 @@ class _StopAt(Callback):
 def _go_on(copy: Path, config: TrainConfig, step: int | None = None, updates: int = 0) -> None:
     """Resume a copy until it is done, or has come to ``step``."""
     stop = [] if step is None else [_StopAt(step, updates)]
-    result = runs.resume(recipe_for(config.algo), copy, callbacks=stop)
+    result = resume(copy, stop)
     if result.status == "interrupted" and "verification" not in result.stop_reason:
         raise KeyboardInterrupt  # a signal: it was meant for the verification
 

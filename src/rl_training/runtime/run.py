@@ -1,80 +1,88 @@
-"""Putting a run together from a recipe and a configuration: train, resume, and rebuilding a trained learner."""
+"""Runs: train one from the start, resume one, and load what it learned."""
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config, parse_config
 from rl_training.data import TransitionDataset
-from rl_training.data.mixture import Mixture
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.runtime.build import build_learner, build_run
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.experience import build_parts
 from rl_training.runtime.initialization import initialize
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.machine import machine_facts, package_version
 from rl_training.runtime.outcome import run_to_end
-from rl_training.runtime.recipe import OnlineSettings, Recipe
 from rl_training.runtime.run_lock import lock_run
+from rl_training.runtime.settings import ConfigSource, complete_config, parse_run, read_config
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import SpaceSpec
 
+TrainFunction = Callable[..., TrainResult]
+
 
 def train(
-    recipe: Recipe,
-    config: TrainConfig,
-    *,
+    config: ConfigSource,
     callbacks: Sequence[Callback] = (),
+    *,
     run_name: str | None = None,
     dataset: TransitionDataset | None = None,
 ) -> TrainResult:
-    """Train from the start in a new folder below ``config.output_dir``; a ``dataset`` replaces the one named there."""
-    config, settings = complete_config(recipe, config), recipe.settings(config)
-    trainer, run_dir = _assemble(recipe, config, settings, callbacks, dataset, run_name=run_name)
+    """Train from the start in a new folder below ``output_dir``.
+
+    Args:
+        config: a ``TrainConfig``, a mapping with its keys, a preset's name, or a YAML file.
+        callbacks: called by the loop.
+        run_name: how the run's folder is called; unset: after the algorithm and the environment.
+        dataset: offline data in memory; it replaces what the configuration names.
+    """
+    config = complete_config(read_config(config))
+    trainer, run_dir = _assemble(config, callbacks, dataset, run_name=run_name)
     with lock_run(run_dir):
         return run_to_end(trainer, run_dir)
 
 
+def train_function(algo: str) -> TrainFunction:
+    """Return ``train`` for one algorithm; a configuration of another one is refused."""
+
+    def train_algorithm(
+        config: ConfigSource, callbacks: Sequence[Callback] = (), *, dataset: TransitionDataset | None = None
+    ) -> TrainResult:
+        return train(read_config(config, algo=algo), callbacks, dataset=dataset)
+
+    train_algorithm.__name__ = train_algorithm.__qualname__ = f"train_{algo}"
+    train_algorithm.__doc__ = (
+        f"Train ``{algo}`` in a new run folder, from a ``TrainConfig``, a mapping, a preset or a YAML file."
+    )
+    return train_algorithm
+
+
 def resume(
-    recipe: Recipe, run_dir: Path, *, callbacks: Sequence[Callback] = (), dataset: TransitionDataset | None = None
+    run_dir: Path, callbacks: Sequence[Callback] = (), *, dataset: TransitionDataset | None = None
 ) -> TrainResult:
-    """Go on with a run where its latest checkpoint stands; one on a ``dataset`` in memory needs it again."""
-    config = load_config(run_dir / "config.yaml")
-    trainer, _ = _assemble(recipe, config, recipe.settings(config), callbacks, dataset, run_dir=run_dir)
+    """Continue a run from its latest checkpoint; one on a ``dataset`` in memory needs it again."""
+    trainer, _ = _assemble(load_config(run_dir / "config.yaml"), callbacks, dataset, run_dir=run_dir)
     with lock_run(run_dir):
         trainer.restore()
         return run_to_end(trainer, run_dir)
 
 
-def complete_config(recipe: Recipe, config: TrainConfig) -> TrainConfig:
-    """Write every default out: a run's kept configuration then means the same under later versions."""
-    return config.model_copy(update={"algo_kwargs": recipe.settings(config).model_dump(mode="json")})
-
-
-def build_learner(recipe: Recipe, config: TrainConfig, spec: SpaceSpec) -> Learner:
-    """Make the untrained learner of a configuration."""
-    learner_type = recipe.learner(config.algo_kwargs)
-    return learner_type(spec, recipe.settings(config), device=resolve_device(config.device), seed=config.seed)
-
-
-def load_learner(recipe: Recipe, checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainConfig]:
+def load_learner(checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainConfig]:
     """Rebuild the learner of a checkpoint, without its environment, and the configuration it was trained with."""
     manifest, state = read_checkpoint(checkpoint, part="learner")
     try:
         config = parse_config({**manifest["config"], "device": device}, where=str(checkpoint / "manifest.json"))
-        learner = build_learner(recipe, config, SpaceSpec.from_json(manifest["spec"]))
+        spec = SpaceSpec.from_json(manifest["spec"])
+        learner = build_learner(config, parse_run(config), spec, resolve_device(device))
         # The policy alone: optimisers and generators belong to training, and to the device it ran on.
         learner.load_state_dict(state["learner"]["module"])
         learner.update_count = int(state["learner"]["update_count"])
@@ -99,52 +107,34 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _assemble(
-    recipe: Recipe,
     config: TrainConfig,
-    settings: Any,
     callbacks: Sequence[Callback],
     dataset: TransitionDataset | None = None,
     *,
     run_name: str | None = None,
     run_dir: Path | None = None,
 ) -> tuple[Trainer, Path]:
-    """Build everything a run consists of. Nothing is written until all of it could be built."""
+    """Build the trainer of a run. Nothing is written until all of it could be built."""
     torch.set_num_threads(config.num_threads)
-    parts = build_parts(recipe, config, settings, resolve_device(config.device), dataset)
+    settings = parse_run(config)
+    components = build_run(config, settings, resolve_device(config.device), dataset)
     if run_dir is None:  # a run that is resumed has weights of its own
-        initialize(parts.learner, config, settings)
-    evaluator = None
-    if config.env_id is not None:
-        evaluator = Evaluator(
-            config.env_id,
-            config.env_kwargs,
-            episodes=config.eval_episodes,
-            seed=config.seed,
-            reference=settings.reference_scores,
-        )
-    elif settings.early_stopping is not None:
-        raise ConfigError("algo_kwargs.early_stopping looks at evaluations: expected an env_id to evaluate in")
-    else:
-        warnings.warn("no env_id: nothing will be evaluated, and there is no best checkpoint", stacklevel=3)
+        initialize(components.learner, settings)
     run_dir = run_dir or _new_run_dir(config, run_name)
-    early = [EarlyStoppingCallback(settings.early_stopping)] if settings.early_stopping is not None else []
+    early_stopping = settings.loop.early_stopping
+    early = [EarlyStoppingCallback(early_stopping)] if early_stopping is not None else []
     trainer = Trainer(
         name=run_name or config.algo,
-        **parts._asdict(),
-        evaluator=evaluator,
+        components=components,
         settings=settings,
-        collection=settings if isinstance(settings, OnlineSettings) else None,
-        prior=settings if isinstance(parts.experience, Mixture) else None,
-        starts_trained=settings.init_from is not None,
-        batch_size=settings.batch_size,
         total_steps=config.total_timesteps,
-        store=CheckpointStore(run_dir, keep=settings.keep_checkpoints),
+        store=CheckpointStore(run_dir, keep=settings.loop.keep_checkpoints),
         logger=MetricsLogger(run_dir),
-        about={
+        metadata={
             "package_version": package_version(),
             "config": config.model_dump(mode="json"),
-            "spec": parts.learner.spec.to_json(),
-            "machine": machine_facts(parts.learner.device),
+            "spec": components.learner.spec.to_json(),
+            "machine": machine_facts(components.learner.device),
         },
         callbacks=[*early, *callbacks],
     )

@@ -1,0 +1,250 @@
+"""Building a run: the learner, the data it samples, and the collector, from a configuration and its settings."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from rl_training.algorithms.actor_critic import DemonstrationSettings
+from rl_training.algorithms.base import CriticSettings, Learner
+from rl_training.algorithms.table import algorithms_for
+from rl_training.config import TrainConfig
+from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
+from rl_training.data.dataset_loaders import load_transition_dataset
+from rl_training.data.hindsight_dataset import HindsightDataset
+from rl_training.data.mixture import Mixture, Source
+from rl_training.envs.factory import make_env, make_vector_env, space_spec
+from rl_training.envs.goals import GoalFunctions
+from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.random_play import play_at_random
+from rl_training.runtime.settings import RunSettings
+from rl_training.seeding import Stream, stream_seed
+from rl_training.types import SpaceSpec
+
+OfflineData = TransitionDataset | HindsightDataset
+Replay = ReplayBuffer | HERReplayBuffer
+
+
+@dataclass(frozen=True)
+class RunComponents:
+    """The parts of a run. Offline there is neither ``replay`` nor ``collector``."""
+
+    learner: Learner
+    experience: Source
+    """What the learner samples: offline data, the replay buffer, or a mixture of both."""
+    mixture: Mixture | None
+    """The same mixture, where it is one."""
+    replay: Replay | None
+    collector: Collector | None
+    evaluator: Evaluator | None
+    """None where there is no environment."""
+
+
+def build_run(
+    config: TrainConfig, settings: RunSettings, device: torch.device, dataset: TransitionDataset | None = None
+) -> RunComponents:
+    """Build the parts of a run. Nothing is written, and wrong input is refused.
+
+    A ``dataset`` in memory replaces the one that the settings name.
+    """
+    if dataset is None and (settings.dataset.names_dataset or not settings.online):
+        dataset = _load_dataset(config, settings)
+    elif dataset is not None:
+        dataset = _with_env_rewards(dataset, settings)
+    _require_sources(settings, dataset)
+    spec, goals = _task(config, settings, dataset)
+    learner = build_learner(config, settings, spec, device)
+    transform = None if settings.algorithm.hindsight else settings.rewards.reward_transform(dataset)
+    offline_data = None
+    if dataset is not None:
+        if settings.dataset.dataset_top_fraction < 1:  # after reward_scale: auto has seen all returns
+            dataset = dataset.top_episodes(settings.dataset.dataset_top_fraction)
+        offline_data = _offline_data(dataset, learner, goals, config, settings, transform)
+    evaluator = _evaluator(config, settings)
+    if not settings.online:
+        assert offline_data is not None  # _require_sources: an offline run has a dataset
+        return RunComponents(learner, offline_data, None, None, None, evaluator)
+    replay = _replay(config, settings, spec, goals, transform, device)
+    mixture = None
+    if offline_data is not None:
+        mixture = Mixture(offline_data, replay, settings.prior.prior_share(0.0))
+    envs = make_vector_env(required_env_id(config), config.env_kwargs, config.num_envs)
+    collector = Collector(envs, learner, settings.exploration, config.seed)
+    return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator)
+
+
+def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, device: torch.device) -> Learner:
+    """Build the untrained learner, or say which algorithms suit the task."""
+    learner_type = settings.algorithm.learner
+    if not learner_type.supports(spec):
+        key, name = ("algo", config.algo) if settings.backend is None else ("algo_kwargs.backend", settings.backend)
+        task = f"env_id = {config.env_id!r}" if config.env_id is not None else "the data"
+        found = "discrete" if spec.is_discrete else "continuous"
+        raise ConfigError(
+            f"{key} = {name!r} does not suit {task}: it needs {learner_type.actions} actions and these are {found};"
+            f" expected one of {', '.join(algorithms_for(found))}"
+        )
+    return learner_type(spec, settings.learner, device=device, seed=config.seed)
+
+
+def required_env_id(config: TrainConfig) -> str:
+    """Return the environment's id, or say that there must be one."""
+    if config.env_id is None:
+        raise ConfigError(f"{config.algo}: key 'env_id' is required here and missing")
+    return config.env_id
+
+
+def _task(
+    config: TrainConfig, settings: RunSettings, dataset: TransitionDataset | None
+) -> tuple[SpaceSpec, GoalFunctions | None]:
+    """Return the sizes of the task and, with hindsight, its reward functions; without ``env_id`` the data has them."""
+    hindsight = settings.algorithm.hindsight
+    if config.env_id is None and dataset is not None and not (hindsight or settings.online):
+        return dataset.spec, None
+    env = make_env(required_env_id(config), config.env_kwargs)
+    if not hindsight:
+        env.close()
+        return space_spec(env), None
+    # Hindsight keeps this environment, to ask it for rewards.
+    goals = GoalFunctions(env, settings.env.wrappers.reward)
+    if settings.online:
+        _require_room_for_an_episode(env, settings.replay.buffer_capacity)
+    return space_spec(env, goals), goals
+
+
+def _load_dataset(config: TrainConfig, settings: RunSettings) -> TransitionDataset:
+    """Read the transitions of a run, or play them at random."""
+    source = settings.dataset
+    if source.dataset_kind == "random":
+        return play_at_random(required_env_id(config), config.env_kwargs, source.dataset_size, config.seed)
+    dataset = load_transition_dataset(
+        source.dataset_path, source.dataset_kind, dataset_id=source.dataset_id, download=source.dataset_download
+    )
+    return _with_env_rewards(dataset, settings)
+
+
+def _with_env_rewards(dataset: TransitionDataset, settings: RunSettings) -> TransitionDataset:
+    """Transform the rewards of a dataset as ``env_kwargs.wrappers.reward`` transforms those of the environment."""
+    transform = settings.env.wrappers.reward
+    return dataset if transform is None else dataset.with_reward_transform(transform)
+
+
+def _require_sources(settings: RunSettings, dataset: TransitionDataset | None) -> None:
+    """Refuse settings for offline data, or for its mixture with online data, where there is no such data."""
+    learner, prior = settings.learner, settings.prior
+    cloning = learner.bc_weight if isinstance(learner, DemonstrationSettings) else 0.0
+    if dataset is not None and settings.online:
+        if cloning > 0 and not prior.uses_prior:
+            raise ConfigError(
+                f"algo_kwargs.bc_weight = {cloning:g} has no offline rows to imitate: expected offline_batch_ratio or"
+                " offline_pretrain_updates above 0 (or bc_weight: 0)"
+            )
+        return
+    if dataset is not None:
+        return
+    share = prior.prior_share if prior.offline_batch_ratio is not None else None
+    asked = {
+        "bc_weight": cloning,
+        "offline_batch_ratio": max(share.start, share.end) if share is not None else 0.0,
+        "offline_pretrain_updates": prior.offline_pretrain_updates,
+    }
+    for key, value in asked.items():
+        if value > 0:
+            raise ConfigError(
+                f"algo_kwargs.{key} = {value:g} needs offline data: expected dataset_path, dataset_id or dataset_kind"
+                f" (or {key}: 0)"
+            )
+
+
+def _offline_data(
+    dataset: TransitionDataset,
+    learner: Learner,
+    goals: GoalFunctions | None,
+    config: TrainConfig,
+    settings: RunSettings,
+    transform: RewardTransformConfig | None,
+) -> OfflineData:
+    """Return a dataset in the form that this learner samples, and show its observations to the normaliser."""
+    seed = stream_seed(config.seed, Stream.OFFLINE_DATA)
+    data: OfflineData
+    _warn_of_clipping(dataset, learner.spec, "bounds of the task" if config.env_id else "assumed bounds")
+    try:
+        if goals is not None:
+            data = HindsightDataset(
+                dataset, learner.spec, goals, settings=settings.hindsight, device=learner.device, seed=seed
+            )
+        else:
+            dataset = dataset if transform is None else dataset.with_reward_transform(transform)
+            data = dataset.for_task(learner.spec, device=learner.device, seed=seed)
+            if learner.needs_returns and isinstance(settings.learner, CriticSettings):
+                data.returns = data.returns_to_go(settings.learner.gamma)
+    except DatasetError as error:
+        raise DatasetError(f"{settings.dataset.source}: {error}") from None
+    for part in torch.split(data.policy_observations(), 65_536):
+        learner.observe(part)
+    return data
+
+
+def _replay(
+    config: TrainConfig,
+    settings: RunSettings,
+    spec: SpaceSpec,
+    goals: GoalFunctions | None,
+    transform: RewardTransformConfig | None,
+    device: torch.device,
+) -> Replay:
+    capacity, seed = settings.replay.buffer_capacity, stream_seed(config.seed, Stream.REPLAY)
+    if goals is None:
+        return ReplayBuffer(spec, capacity, device=device, seed=seed, reward_transform=transform)
+    return HERReplayBuffer(
+        spec, capacity, goals, settings=settings.hindsight, num_envs=config.num_envs, device=device, seed=seed
+    )
+
+
+def _evaluator(config: TrainConfig, settings: RunSettings) -> Evaluator | None:
+    if config.env_id is not None:
+        return Evaluator(
+            config.env_id,
+            config.env_kwargs,
+            episodes=config.eval_episodes,
+            seed=config.seed,
+            reference=settings.loop.reference_scores,
+        )
+    if settings.loop.early_stopping is not None:
+        raise ConfigError("algo_kwargs.early_stopping looks at evaluations: expected an env_id to evaluate in")
+    warnings.warn("no env_id: nothing will be evaluated, and there is no best checkpoint", stacklevel=4)
+    return None
+
+
+def _warn_of_clipping(dataset: TransitionDataset, spec: SpaceSpec, bounds: str) -> None:
+    """Say how many actions are changed because they lie outside their bounds, which without ``env_id`` are assumed."""
+    if spec.is_discrete or dataset.actions.shape[-1] != spec.action_dim:
+        return
+    low, high = spec.action_bounds
+    margin = 1e-4 * (high - low)
+    outside = ((dataset.actions < low - margin) | (dataset.actions > high + margin)).any(axis=1)
+    if outside.any():
+        warnings.warn(
+            f"{outside.mean():.1%} of the rows have actions outside the {bounds}, [{low.min():g}, {high.max():g}]: they"
+            " are clipped",
+            stacklevel=2,
+        )
+
+
+def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
+    """Refuse a buffer that cannot hold one episode, where the environment says how long one may get."""
+    limit = env.spec.max_episode_steps if env.spec is not None else None
+    if limit is None and env.has_wrapper_attr("max_steps"):
+        limit = env.get_wrapper_attr("max_steps")
+    if isinstance(limit, int) and capacity <= limit:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity = {capacity} cannot hold an episode of {limit} steps:"
+            f" expected at least {limit + 1}"
+        )

@@ -1,0 +1,197 @@
+"""Everything a run can be told, in typed groups.
+
+Users write all settings flat, under ``algo_kwargs``. ``parse_run`` sorts them, once, into the groups of
+``RunSettings``: each key belongs to the one settings class that declares it, beside the code that it sets. What an
+algorithm does differently by default is data: a row of the table of algorithms, and its learner's ``run_defaults``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl_training.algorithms.base import LearnerSettings
+from rl_training.algorithms.table import ALGORITHMS, DEFAULT_BACKEND, Algorithm, find_algorithm
+from rl_training.config import Settings, TrainConfig, check_settings, load_config, parse_config, unknown_key
+from rl_training.data.dataset_loaders import DatasetSettings, RewardSettings
+from rl_training.data.her_replay_buffer import HindsightSettings
+from rl_training.data.replay_buffer import ReplaySettings
+from rl_training.envs.factory import EnvSettings, split_env_kwargs
+from rl_training.errors import ConfigError
+from rl_training.runtime.collector import ExplorationSettings
+from rl_training.runtime.controls import CollectionSettings, InitSettings, LoopSettings, PriorSettings
+
+GroupT = TypeVar("GroupT", bound=Settings)
+
+ConfigSource = TrainConfig | Mapping[str, Any] | str | Path
+"""What a run can be started from: a configuration, a mapping with its keys, a preset's name, or a YAML file."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of one run. Groups that do not apply, such as ``collection`` offline, hold their defaults."""
+
+    algorithm: Algorithm
+    backend: str | None
+    """The learner's name where there is hindsight; else None."""
+    online: bool
+    """Whether the run plays in ``env_id`` to collect data."""
+    loop: LoopSettings
+    learner: LearnerSettings
+    dataset: DatasetSettings
+    init: InitSettings
+    collection: CollectionSettings
+    exploration: ExplorationSettings
+    replay: ReplaySettings
+    prior: PriorSettings
+    hindsight: HindsightSettings
+    rewards: RewardSettings
+    env: EnvSettings
+
+    def to_algo_kwargs(self) -> dict[str, Any]:
+        """Return ``algo_kwargs`` with every default written out, as plain values."""
+        values: dict[str, Any] = {"online": self.online}
+        if self.backend is not None:
+            values["backend"] = self.backend
+        for name in group_types(self.algorithm, self.online):
+            values |= getattr(self, name).model_dump(mode="json")
+        return values
+
+
+def group_types(algorithm: Algorithm, online: bool) -> dict[str, type[Settings]]:
+    """Return the groups that a run of an algorithm can be told, with their classes."""
+    groups: dict[str, type[Settings]] = {
+        "loop": LoopSettings,
+        "learner": algorithm.learner.Settings,
+        "dataset": DatasetSettings,
+        "init": InitSettings,
+    }
+    if online:
+        groups |= {"collection": CollectionSettings, "exploration": ExplorationSettings, "prior": PriorSettings}
+    if online or algorithm.hindsight:
+        groups["replay"] = ReplaySettings
+    # With hindsight the environment computes every reward, and only env_kwargs.wrappers.reward transforms it.
+    return groups | ({"hindsight": HindsightSettings} if algorithm.hindsight else {"rewards": RewardSettings})
+
+
+def read_config(source: ConfigSource, overrides: Iterable[str] = (), *, algo: str | None = None) -> TrainConfig:
+    """Read and check a configuration with all its settings; ``algo`` is what it must be, or is where unset."""
+    if isinstance(source, (str, Path)):
+        config = load_config(source, overrides)
+    elif isinstance(source, TrainConfig):
+        config = source
+    else:
+        config = parse_config({**({} if algo is None else {"algo": algo}), **source})
+    if algo is not None and config.algo != algo:
+        raise ConfigError(f"algo = {config.algo!r}: expected {algo!r} here")
+    parse_run(config)
+    return config
+
+
+def complete_config(config: TrainConfig) -> TrainConfig:
+    """Write every default out: a run's stored configuration then means the same under later versions."""
+    return config.model_copy(update={"algo_kwargs": parse_run(config).to_algo_kwargs()})
+
+
+def parse_run(config: TrainConfig) -> RunSettings:
+    """Sort ``algo_kwargs`` into groups and check them; the error names every wrong key."""
+    given = dict(config.algo_kwargs)
+    backend = given.pop("backend", DEFAULT_BACKEND) if _has_backend(config.algo) else None
+    algorithm = find_algorithm(config.algo, backend)
+    online = given.pop("online", None)
+    online = algorithm.online if online is None else online
+    if not isinstance(online, bool):
+        raise ConfigError(f"algo_kwargs.online = {online!r}: expected true or false")
+    groups = group_types(algorithm, online)
+    owner = {key: name for name, group in groups.items() for key in group.model_fields}
+    given = _with_defaults(given, algorithm, owner)
+    problems = _unknown_keys(given, algorithm, owner)
+
+    def parse(name: str, default_type: type[GroupT]) -> GroupT:
+        group = groups.get(name, default_type)
+        values = {key: value for key, value in given.items() if owner.get(key) == name}
+        settings, found = check_settings(group, values, "algo_kwargs.")
+        problems.extend(found)
+        return settings if isinstance(settings, default_type) else default_type()
+
+    run = RunSettings(
+        algorithm=algorithm,
+        backend=backend,
+        online=online,
+        loop=parse("loop", LoopSettings),
+        learner=parse("learner", LearnerSettings),
+        dataset=parse("dataset", DatasetSettings),
+        init=parse("init", InitSettings),
+        collection=parse("collection", CollectionSettings),
+        exploration=parse("exploration", ExplorationSettings),
+        replay=parse("replay", ReplaySettings),
+        prior=parse("prior", PriorSettings),
+        hindsight=parse("hindsight", HindsightSettings),
+        rewards=parse("rewards", RewardSettings),
+        env=split_env_kwargs(config.env_kwargs)[0],
+    )
+    if problems:
+        raise ConfigError("\n".join(f"{config.algo}: {problem}" for problem in problems))
+    _check_sizes(config, run)
+    return run
+
+
+def _has_backend(algo: str) -> bool:
+    return algo in ALGORITHMS and ALGORITHMS[algo].hindsight
+
+
+def _with_defaults(given: dict[str, Any], algorithm: Algorithm, owner: Mapping[str, str]) -> dict[str, Any]:
+    """Fill in what is unset (or null) with the algorithm's own defaults."""
+    defaults = {**algorithm.learner.run_defaults, **algorithm.defaults}
+    filled = {key: value for key, value in defaults.items() if key in owner and given.get(key) is None}
+    given = {**given, **filled}
+    if algorithm.learner.one_actor_update_per_step and given.get("policy_delay") is None:
+        updates = given.get("gradient_updates_per_step", defaults.get("gradient_updates_per_step"))
+        if isinstance(updates, (int, float)) and 0 < updates < 2**31:  # anything else is refused with its own key
+            given["policy_delay"] = max(1, round(updates))
+    return given
+
+
+def _unknown_keys(given: dict[str, Any], algorithm: Algorithm, owner: Mapping[str, str]) -> list[str]:
+    """Return a line for each key that no group has; settings of online runs are dropped offline if they say nothing."""
+    online_only = {key: group for group in group_types(algorithm, online=True).values() for key in group.model_fields}
+    problems = []
+    for key in [key for key in given if key not in owner]:
+        if key in online_only:
+            default = {**algorithm.learner.run_defaults, **algorithm.defaults}.get(
+                key, online_only[key].model_fields[key].get_default(call_default_factory=True)
+            )
+            if given[key] not in (None, default):
+                problems.append(f"unknown key 'algo_kwargs.{key}' offline: it needs online: true")
+        else:
+            problems.append(unknown_key(key, [*owner, "online"], "algo_kwargs."))
+        del given[key]
+    return problems
+
+
+def _check_sizes(config: TrainConfig, run: RunSettings) -> None:
+    """Refuse settings that are fine alone and wrong together."""
+    if not run.online:
+        if config.num_envs != 1:
+            raise ConfigError(f"num_envs = {config.num_envs} collect nothing offline: expected 1, or online: true")
+        return
+    capacity, batch_size = run.replay.buffer_capacity, run.learner.batch_size
+    if config.env_id is None:
+        raise ConfigError(f"{config.algo}: key 'env_id' is required and missing")
+    if batch_size > capacity:
+        raise ConfigError(
+            f"{config.algo}: algo_kwargs.batch_size = {batch_size} is larger than the buffer:"
+            f" expected at most algo_kwargs.buffer_capacity = {capacity}"
+        )
+    if capacity < config.num_envs:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity = {capacity} holds less than one step of all environments:"
+            f" expected at least num_envs = {config.num_envs}"
+        )
+    if run.collection.learning_starts >= config.total_timesteps:
+        raise ConfigError(
+            f"algo_kwargs.learning_starts = {run.collection.learning_starts} leaves nothing to learn from:"
+            f" expected less than total_timesteps = {config.total_timesteps}"
+        )
