@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.table import ALGORITHMS, Algorithm
-from rl_training.config import load_config, parse_config, preset_names
+from rl_training.config import TrainConfig, load_config, parse_config, preset_names
 from rl_training.data import TransitionDataset
 from rl_training.envs.factory import make_env, space_spec
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.envs.objects import EnvSource, is_object_id, register_env
+from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.manager import (
     EVALUATION_SEED,
     evaluate_experiment,
@@ -48,12 +49,22 @@ class ManagedAlgorithm:
 
     algo: ClassVar[str]
 
-    def __init__(self, config: ConfigSource, *, name: str | None = None) -> None:
-        """Check the configuration: a ``TrainConfig``, a mapping (``algo`` may be left out), a preset or a YAML file."""
+    def __init__(self, config: ConfigSource, *, env: EnvSource | None = None, name: str | None = None) -> None:
+        """Check the configuration.
+
+        Args:
+            config: a ``TrainConfig``, a mapping (``algo`` may be left out), a preset or a YAML file.
+            env: the environment, instead of ``env_id``: an id, an environment with its wrappers, or a function that
+                builds one.
+            name: how run folders are called.
+        """
+        if env is not None:
+            config = _with_env(config, register_env(env))
         self.config, self.name = read_config(config, algo=self.algo), name
         self.run_dir: Path | None = None
         self.checkpoint: Path | None = None
         self._learner: Learner | None = None
+        self._done, self._steps_done = False, 0
 
     @classmethod
     def from_preset(cls: type[ManagedT], preset: str, **overrides: Any) -> ManagedT:
@@ -92,25 +103,53 @@ class ManagedAlgorithm:
         self,
         total_timesteps: int | None = None,
         *,
+        reset: bool = False,
         dataset: TransitionDataset | None = None,
         progress_bar: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> TrainResult:
-        """Train in a new run folder and keep the best policy; a ``dataset`` in memory replaces the configured one."""
-        if total_timesteps is not None:
-            self.config = parse_config({**self.config.model_dump(), "total_timesteps": total_timesteps})
-        return self._adopt(
-            train_experiment(
+        """Train and keep the best policy: in a new run folder at first, then further in the same one.
+
+        Args:
+            total_timesteps: how far to train; unset: as configured. A second call adds as many steps to a run that is
+                complete; without a number, it first finishes a run that was interrupted or stopped early.
+            reset: whether to start afresh, in a new run folder.
+            dataset: offline data in memory; it replaces what the configuration names.
+            progress_bar: whether to show progress on stderr.
+            callbacks: called by the loop.
+        """
+        if self.run_dir is None or reset:
+            if total_timesteps is not None:
+                self.config = parse_config({**self.config.model_dump(), "total_timesteps": total_timesteps})
+            result = train_experiment(
                 self.config, name=self.name, progress_bar=progress_bar, callbacks=callbacks, dataset=dataset
             )
-        )
+            return self._keep(result)
+        steps = total_timesteps
+        if steps is None and self._done:
+            steps = self.config.total_timesteps
+        overrides = [] if steps is None else [f"total_timesteps={self._steps_done + steps}"]
+        return self._continue(self.run_dir, overrides, dataset, progress_bar, callbacks)
 
     def resume(
-        self, run_dir: str | Path, *, dataset: TransitionDataset | None = None, progress_bar: bool = False
+        self,
+        run_dir: str | Path,
+        *,
+        total_timesteps: int | None = None,
+        dataset: TransitionDataset | None = None,
+        progress_bar: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> TrainResult:
-        """Go on with a run from its latest checkpoint, under the configuration it was started with."""
-        self.config = type(self)(Path(run_dir) / "config.yaml").config
-        return self._adopt(resume_experiment(Path(run_dir), progress_bar=progress_bar, dataset=dataset))
+        """Continue a run from its latest checkpoint under its own configuration, up to ``total_timesteps`` if given."""
+        config = load_config(Path(run_dir) / "config.yaml")
+        if is_object_id(config.env_id) and config.env_id != self.config.env_id:
+            raise EnvError(
+                f"{run_dir}: it was trained on an environment given as an object: expected the same one as"
+                f" {type(self).__name__}(config, env=...)"
+            )
+        self.config = read_config(config, algo=self.algo)
+        overrides = [] if total_timesteps is None else [f"total_timesteps={total_timesteps}"]
+        return self._continue(Path(run_dir), overrides, dataset, progress_bar, callbacks)
 
     def predict(self, observation: Observation, deterministic: bool = True) -> tuple[NDArray[Any], None]:
         """Return the action for one observation, or a batch of them, and None (there is no recurrent state)."""
@@ -134,10 +173,37 @@ class ManagedAlgorithm:
             raise CheckpointError(f"{type(self).__name__} is not trained yet: call learn() or load() first")
         return self.checkpoint
 
-    def _adopt(self, result: TrainResult) -> TrainResult:
-        self.run_dir = result.run_dir
+    def _continue(
+        self,
+        run_dir: Path,
+        overrides: list[str],
+        dataset: TransitionDataset | None,
+        progress_bar: bool,
+        callbacks: Sequence[Callback],
+    ) -> TrainResult:
+        return self._keep(
+            resume_experiment(
+                run_dir, progress_bar=progress_bar, callbacks=callbacks, overrides=overrides, dataset=dataset
+            )
+        )
+
+    def _keep(self, result: TrainResult) -> TrainResult:
+        """Load the best policy of a run that ended."""
+        self.run_dir, self._done, self._steps_done = result.run_dir, result.status == "completed", result.global_step
         self._learner, _, self.checkpoint = load_policy(find_checkpoint(result.run_dir), self.config.device)
         return result
+
+    def __repr__(self) -> str:
+        where = f", run_dir={str(self.run_dir)!r}" if self.run_dir is not None else ""
+        return f"{type(self).__name__}(env_id={self.config.env_id!r}, seed={self.config.seed}{where})"
+
+
+def _with_env(config: ConfigSource, env_id: str) -> ConfigSource:
+    """Return a configuration with another ``env_id``."""
+    if isinstance(config, (str, Path)):
+        config = load_config(config)
+    values = config.model_dump() if isinstance(config, TrainConfig) else dict(config)
+    return {**values, "env_id": env_id}
 
 
 def managed_class(row: Algorithm) -> type[ManagedAlgorithm]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -59,6 +60,21 @@ class DatasetSettings(Settings):
     dataset_download: bool = Field(False, description="whether a Minari dataset that is not here may be downloaded")
     dataset_size: int = Field(10_000, ge=1, description="transitions that random play collects")
     dataset_top_fraction: float = Field(1.0, gt=0, le=1, description="keep this share of episodes, by return")
+    action_low: tuple[float, ...] | None = Field(
+        None, description="lowest value of each action, for data without an env_id; unset: -1"
+    )
+    action_high: tuple[float, ...] | None = Field(
+        None, description="highest value of each action, for data without an env_id; unset: 1"
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> DatasetSettings:
+        low, high = self.action_low, self.action_high
+        if (low is None) != (high is None):
+            raise ValueError("action_low and action_high belong together: expected both or neither")
+        if low is not None and high is not None and (len(low) != len(high) or not all(map(operator.lt, low, high))):
+            raise ValueError(f"action_low = {list(low)} is not below action_high = {list(high)} in every action")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> DatasetSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,13 @@ def resume_experiment(
     *,
     progress_bar: bool = False,
     callbacks: Sequence[Callback] = (),
+    overrides: Iterable[str] = (),
     dataset: TransitionDataset | None = None,
 ) -> TrainResult:
-    """Go on with a run from its latest checkpoint and write its report anew."""
+    """Continue a run from its latest checkpoint, with changed settings where given, and write its report again."""
     if not (run_dir / "config.yaml").is_file():
         raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
-    result = resume(run_dir, _with_progress(callbacks, progress_bar), dataset=dataset)
+    result = resume(run_dir, _with_progress(callbacks, progress_bar), overrides=overrides, dataset=dataset)
     _report(result)
     return result
 

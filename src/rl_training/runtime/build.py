@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,9 @@ def _task(
     """Return the sizes of the task and, with hindsight, its reward functions; without ``env_id`` the data has them."""
     hindsight = settings.algorithm.hindsight
     if config.env_id is None and dataset is not None and not (hindsight or settings.online):
-        return dataset.spec, None
+        return _spec_of_data(dataset, settings), None
+    if settings.dataset.action_low is not None:
+        raise ConfigError("algo_kwargs.action_low and action_high are for data without an env_id: expected neither")
     env = make_env(required_env_id(config), config.env_kwargs)
     if not hindsight:
         env.close()
@@ -117,6 +120,17 @@ def _task(
     if settings.online:
         _require_room_for_an_episode(env, settings.replay.buffer_capacity)
     return space_spec(env, goals), goals
+
+
+def _spec_of_data(dataset: TransitionDataset, settings: RunSettings) -> SpaceSpec:
+    """Return the sizes of a dataset, with the action bounds that the settings name."""
+    spec, low = dataset.spec, settings.dataset.action_low
+    if low is None:
+        return spec
+    if spec.is_discrete or len(low) != spec.action_dim:
+        kind = "discrete actions" if spec.is_discrete else f"{spec.action_dim} actions"
+        raise ConfigError(f"algo_kwargs.action_low = {list(low)}: the data has {kind}")
+    return dataclasses.replace(spec, action_low=low, action_high=settings.dataset.action_high)
 
 
 def _load_dataset(config: TrainConfig, settings: RunSettings) -> TransitionDataset:
@@ -174,7 +188,11 @@ def _offline_data(
     """Return a dataset in the form that this learner samples, and show its observations to the normaliser."""
     seed = stream_seed(config.seed, Stream.OFFLINE_DATA)
     data: OfflineData
-    _warn_of_clipping(dataset, learner.spec, "bounds of the task" if config.env_id else "assumed bounds")
+    _warn_of_clipping(
+        dataset,
+        learner.spec,
+        "bounds of the task" if config.env_id or settings.dataset.action_low else "assumed bounds",
+    )
     try:
         if goals is not None:
             data = HindsightDataset(

@@ -158,6 +158,14 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
+def write_durably(path: Path, text: str) -> None:
+    """Write a file under a temporary name, wait until it is on the disk, and rename it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    _write(temporary, text.encode())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rl_training.data import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.build import build_learner, build_run
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
-from rl_training.runtime.checkpoint_files import read_checkpoint
+from rl_training.runtime.checkpoint_files import read_checkpoint, write_durably
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.initialization import initialize
@@ -67,12 +68,34 @@ def train_function(algo: str) -> TrainFunction:
 
 
 def resume(
-    run_dir: Path, callbacks: Sequence[Callback] = (), *, dataset: TransitionDataset | None = None
+    run_dir: Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    overrides: Iterable[str] = (),
+    dataset: TransitionDataset | None = None,
 ) -> TrainResult:
-    """Continue a run from its latest checkpoint; one on a ``dataset`` in memory needs it again."""
-    trainer, _ = _assemble(load_config(run_dir / "config.yaml"), callbacks, dataset, run_dir=run_dir)
+    """Continue a run from its latest checkpoint.
+
+    Args:
+        run_dir: the run's folder.
+        callbacks: called by the loop.
+        overrides: ``key.path=value`` changes of the configuration, such as ``total_timesteps=20000``. They are stored
+            in the run's ``config.yaml`` once the checkpoint turned out to fit them.
+        dataset: offline data in memory, where the run was started with such data.
+    """
+    overrides = list(overrides)
+    config = load_config(run_dir / "config.yaml", overrides)
+    trainer, _ = _assemble(config, callbacks, dataset, run_dir=run_dir)
     with lock_run(run_dir):
         trainer.restore()
+        if overrides:
+            write_durably(run_dir / "config.yaml", config.to_yaml())
+        if trainer.budget.stop_reason() is not None:
+            warnings.warn(
+                f"nothing is left to do: the run is complete at {trainer.state.global_step:,} steps; a larger"
+                " total_timesteps makes it longer",
+                stacklevel=2,
+            )
         return run_to_end(trainer, run_dir)
 
 
@@ -151,7 +174,7 @@ def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:
             run_dir = config.output_dir / (stem if attempt == 0 else f"{stem}-{attempt}")
             if not run_dir.exists():
                 run_dir.mkdir()
-                (run_dir / "config.yaml").write_text(config.to_yaml())
+                write_durably(run_dir / "config.yaml", config.to_yaml())
                 return run_dir
     except OSError as error:
         raise ConfigError(f"output_dir = {str(config.output_dir)!r}: cannot be written to: {error}") from None
