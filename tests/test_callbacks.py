@@ -50,6 +50,7 @@ class Scored:
         self.before_first_step = False
         self.before_first_step = False
         self.before_first_step = False
+        self.before_first_step = False
         self.collector = None
 
 
