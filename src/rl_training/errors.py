@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -56,7 +57,31 @@ class MissingExtraError(RLTrainingError, ImportError):
     """An optional dependency is needed and not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f'{what} needs an optional package: pip install "rl-training[{extra}]"')
+        super().__init__(f"{what} needs an optional package: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra, from where this package was installed.
+
+    pip records that in ``direct_url.json`` for a checkout, a wheel and a git URL, and writes no such file for an index.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        origin = json.loads(distribution("rl-training").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return f'pip install -e ".[{extra}]" in a checkout of rl_training'
+    if not origin:
+        return f'pip install "rl-training[{extra}]"'
+    url = origin["url"]
+    if "dir_info" in origin:
+        option = "-e " if origin["dir_info"].get("editable") else ""
+        return f'pip install {option}"{url2pathname(urlsplit(url).path)}[{extra}]"'
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+    return f'pip install "rl-training[{extra}] @ {url}"'
 
 
 def did_you_mean(name: object, options: Iterable[str]) -> str:

@@ -6,6 +6,8 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from rl_training.errors import install_command
+
 _PACKAGES = {
     "torch": "core",
     "gymnasium": "core",
@@ -31,7 +33,7 @@ def diagnose() -> dict[str, str]:
     }
     for package, extra in _PACKAGES.items():
         found = _version(package)
-        hint = f' (pip install "rl-training[{extra}]")' if found == "not installed" and extra != "core" else ""
+        hint = f" ({install_command(extra)})" if found == "not installed" and extra != "core" else ""
         facts[package] = found + hint
     return facts
 
