@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
 
 from rl_training.runtime import Callback, EarlyStoppingCallback, EarlyStoppingConfig, TrainerState, train_her
-from rl_training.runtime.callbacks import ProgressCallback
+from rl_training.runtime.progress import ProgressCallback
 
 
 class Record(Callback):
@@ -121,9 +122,27 @@ def test_progress_prints_a_line_per_evaluation_where_there_is_no_terminal(tiny_c
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = captured.err.strip().splitlines()
-    assert len(lines) == 3
-    assert lines[-1] == "stopped: total_timesteps"
-    assert lines[0].startswith("step 150 of 300, updates 50: success 0.")
+    assert len(lines) == 4
+    assert lines[0].startswith("run folder     ")
+    assert lines[-1] == "her seed 0: step 300 of 300, updates 200: stopped: total_timesteps"
+    assert lines[1].startswith("her seed 0: step 150 of 300, updates 50: evaluation: success 0.")
+
+
+def test_progress_prints_a_line_at_least_every_so_many_seconds(tiny_config, capsys, monkeypatch):
+    monkeypatch.setattr("rl_training.runtime.progress._LINE_EVERY", 0.0)
+    train_her(tiny_config("her"), callbacks=[ProgressCallback()])
+    lines = [line for line in capsys.readouterr().err.splitlines() if " left" in line]
+    assert len(lines) > 100
+    assert "her seed 0: step 200 of 300, updates 100: success 0.00, 0:00:0" in "\n".join(lines)
+
+
+def test_a_lost_terminal_does_not_end_the_run(tiny_config, monkeypatch):
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    assert train_her(tiny_config("her"), callbacks=[ProgressCallback()]).status == "completed"
 
 
 def test_progress_shows_a_bar_on_a_terminal(tiny_config, monkeypatch):
@@ -134,9 +153,11 @@ def test_progress_shows_a_bar_on_a_terminal(tiny_config, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("CI", raising=False)
     train_her(tiny_config("her"), callbacks=[ProgressCallback()])
     shown = terminal.getvalue()
-    assert "300/300" in shown
-    assert "eval success" in shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "100%" in plain
+    assert re.search(r"eval 0\.\d\d", plain)
+    assert max(len(line) for line in plain.splitlines() if "%" in line) <= 80

@@ -12,12 +12,13 @@ from rl_training.config import TrainConfig, load_config
 from rl_training.data import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError, MissingExtraError
 from rl_training.experiment.report import write_report
-from rl_training.runtime.callbacks import Callback, ProgressCallback
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.outcome import read_result
+from rl_training.runtime.progress import ProgressCallback
 from rl_training.runtime.run import load_learner, resume, train
 from rl_training.runtime.settings import ConfigSource, complete_config
 

@@ -1,9 +1,7 @@
-"""What happens beside learning, such as stopping early and showing progress. A callback overrides what it needs."""
+"""What happens beside learning, such as stopping early. A callback overrides the methods it needs."""
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from rl_training.runtime.controls import EarlyStoppingConfig
@@ -81,71 +79,3 @@ class EarlyStoppingCallback(Callback):
         """Restore what ``state_dict`` returned."""
         self.best = dict(state["best"])
         self.evaluations_without_improvement = int(state["evaluations_without_improvement"])
-
-
-class ProgressCallback(Callback):
-    """A progress bar with success rate, return and time left; plain lines where there is no terminal."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._console = Console(file=sys.stderr)
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._evaluation = ""
-        self._shown_at = 0.0
-
-    def on_training_start(self, trainer: Trainer) -> None:
-        """Show the bar."""
-        self._task = self._bar.add_task(
-            trainer.name, total=trainer.budget.total_steps, completed=trainer.state.global_step, status=""
-        )
-        self._bar.start()
-
-    def on_step(self, trainer: Trainer) -> None:
-        """Move the bar, at most ten times a second."""
-        if self._console.is_terminal and time.monotonic() - self._shown_at > 0.1:
-            self._show(trainer)
-
-    def on_evaluation(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Show the evaluation in the bar, or as a line."""
-        success = f"success {metrics['eval/success_rate']:.2f}, " if "eval/success_rate" in metrics else ""
-        self._evaluation = f"[cyan]eval {success}return {metrics['eval/mean_reward']:.2f}"
-        if not self._console.is_terminal:
-            state = trainer.state
-            print(
-                f"step {state.global_step:,} of {trainer.budget.total_steps:,}, updates {state.update_count:,}:"
-                f" {success}return {metrics['eval/mean_reward']:.2f}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def on_training_end(self, trainer: Trainer) -> None:
-        """Leave the bar as it stands at the end."""
-        self._show(trainer)
-        self._bar.stop()
-        if not self._console.is_terminal and trainer.state.stop_reason is not None:
-            print(f"stopped: {trainer.state.stop_reason}", file=sys.stderr, flush=True)
-
-    def _show(self, trainer: Trainer) -> None:
-        self._shown_at = time.monotonic()
-        rollout = trainer.collector.rollout_metrics() if trainer.collector is not None else {}
-        parts = [
-            f"{label} {rollout[name]:.2f}"
-            for label, name in (("success", "rollout/success_rate"), ("return", "rollout/ep_rew_mean"))
-            if name in rollout
-        ]
-        if trainer.budget.pretraining:
-            parts.append(f"pretraining, update {trainer.state.update_count:,} of {trainer.budget.pretrain_updates:,}")
-        status = "  ".join([*parts, self._evaluation])
-        self._bar.update(self._task, completed=trainer.state.global_step, status=status)

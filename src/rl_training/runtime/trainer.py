@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from rl_training.config import differences
@@ -57,6 +58,11 @@ class Trainer:
         self._restored_at: tuple[int, int] | None = None
         self._saved_at: tuple[int, int] | None = None
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return self.store.folder.parent
 
     @property
     def before_first_step(self) -> bool:
