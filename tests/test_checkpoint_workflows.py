@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, DatasetError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint, read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint, resolve_checkpoint
@@ -147,6 +147,27 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_the_run_goes_on
         gym.registry.pop("Forgetful-v0")
 
 
+def test_an_edited_seed_is_named_as_the_reason(tiny_config):
+    config = tiny_config("ddpg")
+    run_dir = train(config, callbacks=[StopAt(130)]).run_dir
+    file = run_dir / "config.yaml"
+    file.write_text(file.read_text().replace("seed: 0", "seed: 7"))
+    message = "seed = 7 in config.yaml, the checkpoint has 0: this resume is not exact"
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert resume(run_dir).global_step == 300
+    assert not any("deterministic" in str(warning.message) for warning in caught)
+
+
+def test_an_edited_seed_that_draws_other_data_is_named_as_the_reason(tiny_config):
+    kwargs = {"hidden_sizes": [16], "dataset_kind": "random", "dataset_size": 300, "eval_interval": None}
+    config = tiny_config("bc").model_copy(update={"algo_kwargs": kwargs})
+    run_dir = train(config).run_dir
+    file = run_dir / "config.yaml"
+    file.write_text(file.read_text().replace("seed: 0", "seed: 7"))
+    with pytest.raises(DatasetError, match=r"changed \(seed = 7 in config.yaml, the checkpoint has 0\)"):
+        resume(run_dir)
+
+
 def test_old_checkpoints_go_and_pointers_stay_valid(tiny_config):
     config = tiny_config("ddpg", total_timesteps=600, algo_kwargs={"keep_checkpoints": 2, "buffer_capacity": 150})
     run_dir = train(config).run_dir
@@ -206,17 +227,17 @@ def test_a_failed_write_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, tin
 
     store, replay = CheckpointStore(tmp_path), ReplayBuffer(SpaceSpec(1, 1), 10)
     state = {"learner": {"weight": torch.ones(3), "count": 1, "array": np.arange(3)}}
-    about = {"config": {}, "spec": {}}
-    store.save(state, {**about, "global_step": 1, "update_count": 1}, replay)
+    metadata = {"config": {}, "spec": {}}
+    store.save(state, {**metadata, "global_step": 1, "update_count": 1}, replay)
 
     def disk_full(*_args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint_files.os, "fsync", disk_full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        store.save(state, {**about, "global_step": 2, "update_count": 2}, replay)
+        store.save(state, {**metadata, "global_step": 2, "update_count": 2}, replay)
     monkeypatch.undo()
-    loaded, manifest = CheckpointStore(tmp_path).take_up()
+    loaded, manifest = CheckpointStore(tmp_path).load_newest_intact()
     assert manifest["global_step"] == 1
     assert torch.equal(loaded["learner"]["weight"], torch.ones(3))
     assert loaded["learner"]["count"] == 1

@@ -11,6 +11,7 @@ from rl_training import BC, HER, SAC, TransitionDataset, train_sac
 from rl_training.config import load_config, parse_config
 from rl_training.envs import PointReachGoalEnv
 from rl_training.errors import ConfigError, EnvError
+from rl_training.experiment.manager import resume_experiment
 from rl_training.runtime import Callback, train
 from rl_training.runtime.checkpointing import resolve_checkpoint
 from rl_training.runtime.run import resume
@@ -63,7 +64,7 @@ def test_a_run_with_a_larger_budget_equals_one_that_had_it_from_the_start(tmp_pa
 def test_a_complete_run_says_that_nothing_is_left_to_do(tmp_path):
     done = train_sac(her_values(tmp_path, env_id="Pendulum-v1"))
     with pytest.warns(UserWarning, match=r"complete at 120 steps; a larger total_timesteps"):
-        assert resume(done.run_dir).global_step == 120
+        assert resume_experiment(done.run_dir).global_step == 120
 
 
 def test_an_override_that_does_not_fit_leaves_the_configuration_alone(tmp_path):

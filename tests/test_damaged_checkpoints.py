@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rl_training.errors import CheckpointError
-from rl_training.runtime import checkpoint_files
 from rl_training.runtime.checkpoint_files import read_checkpoint, read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint, resolve_checkpoint
 from rl_training.runtime.run import resume, train
@@ -118,8 +117,8 @@ def test_pointers_never_name_what_is_gone(tiny_config):
     flip_a_byte(latest(run_dir) / "learner.safetensors")
     store = CheckpointStore(run_dir)
     with pytest.warns(UserWarning, match="going on from"):
-        store.take_up()
-    store.settle()
+        store.load_newest_intact()
+    store.discard_newer()
     assert latest(run_dir).name.startswith("000000150-")
     assert not (folder / "best").exists()
     assert find_checkpoint(run_dir) == latest(run_dir)
@@ -166,15 +165,3 @@ def test_another_format_is_not_damage(finished):
     file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99, "package_version": "7.1"}))
     with pytest.raises(CheckpointError, match=r"format 99, this version reads format 1.*rl-training 7\.1"):
         resume(finished.run_dir)
-
-
-def test_manifests_of_earlier_formats_are_migrated(finished, monkeypatch):
-    def add_origin(manifest):
-        return {**manifest, "format_version": 2, "origin": "migrated"}
-
-    monkeypatch.setattr(checkpoint_files, "FORMAT_VERSION", 2)
-    with pytest.raises(CheckpointError, match="format 1, this version reads format 2"):
-        read_manifest(latest(finished.run_dir))
-    monkeypatch.setitem(checkpoint_files.MIGRATIONS, 1, add_origin)
-    assert read_manifest(latest(finished.run_dir))["origin"] == "migrated"
-    assert resume(finished.run_dir).global_step == 300

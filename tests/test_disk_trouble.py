@@ -12,18 +12,22 @@ from pathlib import Path
 import pytest
 
 from rl_training import cli
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.manager import evaluate_experiment
 from rl_training.runtime import checkpoint_files, checkpointing
 from rl_training.runtime.checkpointing import CheckpointStore, resolve_checkpoint
+from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.run import resume, train
 
 
 def fail_from(monkeypatch: pytest.MonkeyPatch, module: object, name: str, call: int, code: int) -> None:
-    """Let a function fail, as the operating system would, from its n-th call on."""
+    """Let a function fail, as the operating system would, from its n-th call for a checkpoint or a segment on."""
     real, calls = getattr(module, name), [0]
 
     def failing(*arguments, **options):
-        calls[0] += 1
+        first = arguments[0] if arguments else ""
+        path = Path(os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first))
+        calls[0] += not {"checkpoints", "replay"}.isdisjoint(path.parts) or module is MetricsLogger
         if calls[0] >= call:
             raise OSError(code, os.strerror(code))
         return real(*arguments, **options)
@@ -51,7 +55,7 @@ def test_whatever_fails_earlier_checkpoints_are_intact(tiny_config, monkeypatch,
         with pytest.raises(CheckpointError, match=os.strerror(code)):
             train(config)
     (run_dir,) = config.output_dir.iterdir()
-    state, manifest = CheckpointStore(run_dir).take_up()
+    state, manifest = CheckpointStore(run_dir).load_newest_intact()
     assert manifest["global_step"] in (100, 200, 300)
     assert state["trainer"]["state"]["global_step"] == manifest["global_step"]
     assert not (run_dir / "result.json").exists()
@@ -71,8 +75,6 @@ def test_a_failed_write_leaves_no_half_written_files(tiny_config, monkeypatch):
 
 @pytest.mark.parametrize("victim", ["checkpoint", "metrics"])
 def test_the_command_line_says_it_in_one_line_and_exits_with_2(tiny_config, tmp_path, monkeypatch, capsys, victim):
-    from rl_training.runtime.logging import MetricsLogger
-
     file = tmp_path / "run.yaml"
     file.write_text(tiny_config("ddpg").to_yaml())
     if victim == "checkpoint":
@@ -107,3 +109,16 @@ def test_a_real_limit_of_the_operating_system(tiny_config, tmp_path):
     assert "File too large" in answer.stderr
     (run_dir,) = Path(tmp_path / "runs").iterdir()
     assert list((run_dir / "checkpoints").iterdir()) == []
+
+
+def test_a_video_that_does_not_fit_is_named_and_no_half_of_it_is_left(tiny_config):
+    pytest.importorskip("imageio_ffmpeg")
+    run_dir = train(tiny_config("her", total_timesteps=120)).run_dir
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"episode-0\.mp4: the video cannot be written"):
+            evaluate_experiment(run_dir, episodes=1, video=run_dir / "videos")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((run_dir / "videos").iterdir()) == []

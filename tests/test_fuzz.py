@@ -301,7 +301,7 @@ def test_checkpoints(level: str, run_dir: Path, sandbox: Path) -> None:
             if rng.random() < 0.3:
                 restore(run)
             else:
-                CheckpointStore(run).take_up()
+                CheckpointStore(run).load_newest_intact()
         finally:
             for path, content in original.items():
                 if not path.exists() or path.read_bytes() != content:

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from rl_training.errors import RunLockedError
+from rl_training.runtime.run_lock import lock_configuration
 from test_cli import Run, interrupt_at, run, tiny, train
 
 AUTO = ("--json", "--resume-auto")
@@ -97,3 +103,81 @@ def test_a_run_that_failed_is_tried_again(train: Run, tmp_path, status):
     file.write_text("{" if status == "nonsense" else file.read_text().replace("completed", status))
     assert train(options=AUTO).json["run_dir"] == str(run_dir)
     assert len(run_dirs(tmp_path)) == 1
+
+
+def test_the_report_that_a_kill_prevented_is_written(train: Run, tmp_path):
+    run_dir = Path(train(options=AUTO).json["run_dir"])
+    report = run_dir / "report.html"
+    report.unlink()
+    assert train(options=AUTO).code == 0
+    assert "Success rate" in report.read_text()
+    report.write_text("of an earlier end")
+    os.utime(report, ns=(0, 0))
+    assert train(options=AUTO).code == 0
+    assert "Success rate" in report.read_text()
+    report.write_text("newer than the end")
+    assert train(options=AUTO).code == 0
+    assert report.read_text() == "newer than the end"
+
+
+HOLDER = """
+import pathlib, sys, time
+from rl_training.runtime.run_lock import lock_configuration
+with lock_configuration(pathlib.Path(sys.argv[1]), {"algo": "her"}):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_of_two_simultaneous_starts_one_is_refused(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with (
+            pytest.raises(
+                RunLockedError, match=rf"process {process.pid} on .* is training a run of this configuration"
+            ),
+            lock_configuration(tmp_path, {"algo": "her"}),
+        ):
+            pass
+        with lock_configuration(tmp_path, {"algo": "sac"}):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    with lock_configuration(tmp_path, {"algo": "her"}):  # a process that was killed holds nothing
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_that_starts_while_another_looks_for_its_run_is_refused(tmp_path, command_group):
+    """Two processes start the same command at the same moment: one run comes of it."""
+    words = ["train", "her/point_goal", *tiny(), "--output-dir", tmp_path / "runs", *AUTO]
+    processes = [command_group(*words) for _ in range(2)]
+    answers: list[tuple[str, str]] = [("", "")] * 2
+
+    def wait(index: int) -> None:
+        answers[index] = processes[index].communicate(timeout=120)
+
+    threads = [threading.Thread(target=wait, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    codes = sorted(process.returncode for process in processes)
+    assert codes in ([0, 0], [0, 2]), answers  # a slow second one finds the finished run
+    if codes == [0, 2]:
+        assert any("is training a run of this configuration" in error for _, error in answers)
+    assert len(run_dirs(tmp_path)) == 1
+
+
+def test_a_finished_run_in_a_folder_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
+    def read_only(*_arguments: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("rl_training.runtime.run_lock.open_without_following", read_only)
+    with lock_configuration(tmp_path, {}):
+        pass

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -19,6 +23,7 @@ from rl_training.runtime.run import resume, train
 from rl_training.tools.comparison import full_state, state_differences, state_hash
 from rl_training.tools.verification import verify_run
 from test_checkpoint_workflows import Forgetful, StopAt
+from test_damaged_checkpoints import flip_a_byte
 
 
 def fingerprint(run_dir: Path) -> dict[str, str]:
@@ -129,6 +134,44 @@ def test_an_exact_run_exits_with_0(tiny_config, monkeypatch, capsys):
         cli.main()
     assert exit_.value.code == 0
     assert capsys.readouterr().out.startswith("exact\n")
+
+
+def test_a_damaged_latest_checkpoint_is_mentioned(tiny_config):
+    config = tiny_config("ddpg", algo_kwargs={"keep_checkpoints": 3, "eval_interval": None})
+    run_dir = train(config).run_dir
+    latest = resolve_checkpoint(run_dir / "checkpoints")
+    flip_a_byte(latest / "learner.safetensors")
+    with pytest.warns(UserWarning, match=rf"{latest.name}/learner\.safetensors: damaged.*; verifying 000000200-"):
+        found = verify_run(run_dir)
+    assert (found.grade, found.end[:9]) == ("exact", "000000200")
+    (damage,) = found.damage
+    assert f"{latest.name}/learner.safetensors" in damage
+    assert found.to_json()["damage"] == (damage,)
+
+
+@pytest.mark.parametrize("failing", ["mkdtemp", "copytree", "copyfile"])
+def test_a_full_disk_ends_the_verification_with_a_message(tiny_config, monkeypatch, failing):
+    run_dir = train(tiny_config("ddpg", total_timesteps=200)).run_dir
+
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(tempfile if failing == "mkdtemp" else shutil, failing, full)
+    with pytest.raises(CheckpointError, match=r"--verify needs .*No space left on device"):
+        verify_run(run_dir)
+
+
+def test_where_hard_links_are_impossible_segments_are_copied(tiny_config, monkeypatch):
+    run_dir = train(tiny_config("ddpg", total_timesteps=200)).run_dir
+
+    def other_device(*_arguments: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", other_device)
+    before = fingerprint(run_dir)
+    assert verify_run(run_dir).grade == "exact"
+    assert fingerprint(run_dir) == before
 
 
 def test_without_a_checkpoint_there_is_nothing_to_verify(tmp_path):

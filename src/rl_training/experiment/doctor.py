@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 from rl_training.errors import install_command
-
-_PACKAGES = {
-    "torch": "core",
-    "gymnasium": "core",
-    "numpy": "core",
-    "gymnasium-robotics": "robotics",
-    "mujoco": "robotics",
-    "imageio-ffmpeg": "video",
-    "minari": "offline",
-    "h5py": "offline",
-    "pyarrow": "offline",
-}
 
 
 def diagnose() -> dict[str, str]:
     """Return versions, devices and extras as readable text."""
     import torch
 
+    from rl_training.runtime.machine import PACKAGES, package_version
+
     facts = {
-        "rl-training": _version("rl-training"),
+        "rl-training": package_version(),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "cpu": f"{os.cpu_count()} cores",
         "cuda": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
     }
-    for package, extra in _PACKAGES.items():
-        found = _version(package)
-        hint = f" ({install_command(extra)})" if found == "not installed" and extra != "core" else ""
-        facts[package] = found + hint
+    for package, extra in PACKAGES.items():
+        found = package_version(package)
+        if found == "unknown":
+            found = "not installed" + (f" ({install_command(extra)})" if extra != "core" else "")
+        facts[package] = found
     return facts
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Iterable, Sequence
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config
 from rl_training.data import TransitionDataset
-from rl_training.errors import CheckpointError, ConfigError, MissingExtraError
+from rl_training.errors import CheckpointError, ConfigError, MissingExtraError, RLTrainingError
 from rl_training.experiment.report import write_report
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
-from rl_training.runtime.outcome import read_result
+from rl_training.runtime.outcome import RESULT, read_result
 from rl_training.runtime.progress import ProgressCallback
 from rl_training.runtime.run import load_learner, resume, train
+from rl_training.runtime.run_lock import lock_configuration
 from rl_training.runtime.settings import ConfigSource, complete_config
+
+REPORT = "report.html"
 
 EVALUATION_SEED = 10_000
 """Seed of evaluations after training, apart from the episodes by which the best checkpoint was chosen."""
@@ -35,7 +41,8 @@ def train_experiment(
     dataset: TransitionDataset | None = None,
 ) -> TrainResult:
     """Train ``config`` in a new run folder, on a ``dataset`` in memory where one is given, and write its report."""
-    result = train(config, _with_progress(callbacks, progress_bar), run_name=name, dataset=dataset)
+    with _same_working_folder():
+        result = train(config, _with_progress(callbacks, progress_bar), run_name=name, dataset=dataset)
     _report(result)
     return result
 
@@ -43,17 +50,21 @@ def train_experiment(
 def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_bar: bool = False) -> TrainResult:
     """Go on with the run of this configuration below its ``output_dir``, or start one where there is none.
 
-    For schedulers that run the same command again. A run that is finished is returned as it ended.
+    For schedulers that run the same command again. A run that is finished is returned as it ended; its report is
+    written if a kill prevented that. While one process trains a configuration, a second one is refused.
     """
-    found = _runs_of(config)
-    for run_dir in found:
-        result = read_result(run_dir)
-        if result is not None and result.status in ("completed", "stopped"):
-            return result
-    for run_dir in found:
-        if CheckpointStore(run_dir).candidates([]):  # there is none where it ended before its first
-            return resume_experiment(run_dir, progress_bar=progress_bar)
-    return train_experiment(config, name=name, progress_bar=progress_bar)
+    with lock_configuration(config.output_dir.absolute(), _identity(config)):
+        found = _runs_of(config)
+        for run_dir in found:
+            result = read_result(run_dir)
+            if result is not None and result.status in ("completed", "stopped"):
+                if _report_is_missing(run_dir):
+                    _report(result)
+                return result
+        for run_dir in found:
+            if CheckpointStore(run_dir).candidates([]):  # there is none if it ended before its first checkpoint
+                return resume_experiment(run_dir, progress_bar=progress_bar)
+        return train_experiment(config, name=name, progress_bar=progress_bar)
 
 
 def resume_experiment(
@@ -67,7 +78,15 @@ def resume_experiment(
     """Continue a run from its latest checkpoint, with changed settings where given, and write its report again."""
     if not (run_dir / "config.yaml").is_file():
         raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
-    result = resume(run_dir, _with_progress(callbacks, progress_bar), overrides=overrides, dataset=dataset)
+    before = read_result(run_dir)
+    with _same_working_folder():
+        result = resume(run_dir, _with_progress(callbacks, progress_bar), overrides=overrides, dataset=dataset)
+    if before is not None and (before.global_step, before.update_count) == (result.global_step, result.update_count):
+        warnings.warn(
+            f"nothing was left to do: the run is complete at {result.global_step:,} steps; a larger total_timesteps"
+            " makes it longer",
+            stacklevel=2,
+        )
     _report(result)
     return result
 
@@ -86,6 +105,7 @@ def evaluate_experiment(
 
     ``video`` names a folder for recordings of the first three episodes.
     """
+    video = video.absolute() if video is not None else None  # an environment may change the working folder
     learner, config, checkpoint = load_policy(path, device)
     if config.env_id is None:
         raise ConfigError(f"{path}: this policy was trained without an env_id, so there is nothing to evaluate it in")
@@ -108,25 +128,49 @@ def evaluate_experiment(
     return answer
 
 
+def _identity(config: TrainConfig) -> dict[str, Any]:
+    """Return all settings, defaults included, that make two runs the same; their folder is not among them."""
+    # Complete both configurations before comparing: a newer version may have settings that an older file lacks.
+    return complete_config(config).model_dump(mode="json", exclude={"output_dir"})
+
+
 def _runs_of(config: TrainConfig) -> list[Path]:
-    """Return the runs below ``output_dir`` that have this configuration, wherever that folder was, newest first."""
-    wanted = complete_config(config).model_dump(mode="json", exclude={"output_dir"})
-    found = []
-    for file in config.output_dir.glob("*/config.yaml"):
+    """Return the runs below ``output_dir`` that have this configuration, newest first."""
+    wanted, found = _identity(config), []
+    for file in config.output_dir.absolute().glob("*/config.yaml"):
         try:
-            # Completed as well: a version since may have brought settings that the file does not know.
-            kept = complete_config(load_config(file))
+            if _identity(load_config(file)) == wanted:
+                found.append(file.parent)
         except ConfigError:
             continue
-        if kept.model_dump(mode="json", exclude={"output_dir"}) == wanted:
-            found.append(file.parent)
     return sorted(found, key=lambda run_dir: run_dir.stat().st_mtime_ns, reverse=True)
 
 
 def _report(result: TrainResult) -> None:
-    """Write a run's report, unless it was stopped before there was anything to report."""
-    if read_metrics(result.run_dir / "metrics.csv"):
-        write_report([result.run_dir], result.run_dir / "report.html")
+    """Write a run's report, unless it has no metrics yet. A report that cannot be written does not fail the run."""
+    try:
+        if read_metrics(result.run_dir / "metrics.csv"):
+            write_report([result.run_dir], result.run_dir / REPORT)
+    except RLTrainingError as error:
+        warnings.warn(f"{error}; the run itself is not affected", stacklevel=3)
+
+
+def _report_is_missing(run_dir: Path) -> bool:
+    """Return whether a run has no report, or one that is older than its end."""
+    try:
+        return (run_dir / REPORT).stat().st_mtime_ns < (run_dir / RESULT).stat().st_mtime_ns
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def _same_working_folder() -> Iterator[None]:
+    """Return to the working folder at the end: an environment may change it, and the next run needs it."""
+    before = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _with_progress(callbacks: Sequence[Callback], progress_bar: bool) -> list[Callback]:
@@ -151,11 +195,23 @@ class _Recorder:
     def write(self) -> list[Path]:
         import imageio.v3 as imageio
 
-        self._folder.mkdir(parents=True, exist_ok=True)
         fps = int(self._evaluator.env.metadata.get("render_fps", 30))
         files = []
         for episode, frames in self._frames.items():
             file = self._folder / f"episode-{episode}.mp4"
-            imageio.imwrite(file, frames, fps=fps, macro_block_size=1)
+            temporary = file.with_name(f".{file.stem}.tmp.mp4")
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                if self._folder.is_symlink():
+                    raise ConfigError(f"{self._folder}: a symbolic link, which a run may not contain")
+                temporary.unlink(missing_ok=True)
+                imageio.imwrite(temporary, frames, fps=fps, macro_block_size=1)
+                next(imageio.imiter(temporary))  # on a full disk ffmpeg leaves a partial file and reports no error
+                temporary.replace(file)
+            except (OSError, StopIteration) as error:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                reason = str(error).partition("\n")[0] or "not a complete video"
+                raise ConfigError(f"{file}: the video cannot be written (is the disk full?): {reason}") from None
             files.append(file)
         return files

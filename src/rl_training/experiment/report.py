@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rl_training.config import load_config
 from rl_training.errors import ConfigError
+from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.logging import STEP, read_metrics
 
 _STYLE = """
@@ -74,9 +75,11 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     sections = "".join(_summary(run) for run in runs)
     page = f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style></head>"
+    if output.is_symlink():
+        raise ConfigError(f"{output}: a symbolic link; expected the report's own path")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(f"{page}<body><h1>{title}</h1>{plots}{sections}</body></html>", encoding="utf-8")
+        write_durably(output, f"{page}<body><h1>{title}</h1>{plots}{sections}</body></html>")
     except OSError as error:
         raise ConfigError(f"{output}: the report cannot be written: {error}") from None
     return output
@@ -116,5 +119,5 @@ def _outcome(run: Path) -> str:
     try:
         result = json.loads((run / "result.json").read_text())
         return f"{result['status']}: {result['stop_reason']} after {result['global_step']:,} steps"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "not finished, or interrupted without a word"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "not finished, or ended without a result.json"

@@ -1,7 +1,7 @@
-"""The files of a checkpoint: tensors with their checksums, the manifest, and how both are written and read.
+"""The files of a run: how they are named, written and read without following links, and what a checkpoint consists of.
 
-A checkpoint is a folder with ``manifest.json`` and a safetensors file for each part of the state. The manifest carries
-the size and SHA-256 of every file, the replay segments included, and all that is no tensor.
+A checkpoint is a folder with ``manifest.json`` and one safetensors file for each part of the state. The manifest holds
+the size and the SHA-256 of every file, the replay segments included, and every value that is not a tensor.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,16 @@ from rl_training.errors import CheckpointError, DamagedCheckpointError
 
 FORMAT_VERSION = 1
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""How a manifest of format N becomes one of format N + 1. Whoever raises ``FORMAT_VERSION`` adds the step here."""
+_CHECKPOINT = re.compile(r"(\d{9,})-(\d{9,})")
+_SEGMENT_NAME = re.compile(r"\d+-\d+-[0-9a-f]{8}\.safetensors")
+_OWN_NAME = re.compile(
+    rf"{_CHECKPOINT.pattern}|{_SEGMENT_NAME.pattern}|events\.out\.tfevents\..*|\w+\.safetensors|manifest\.json|latest|best"
+    r"|config\.yaml|metrics\.csv|metrics\.tmp|result\.json|report\.html|\.lock|checkpoints|replay|post_mortem|videos"
+)
+"""Every name that this package gives to a file or folder of a run; the temporary names are ``.NAME.tmp``."""
+
+_MAX_DEPTH = 100
+"""Levels of nesting in a manifest. A run's own has about ten."""
 
 _MANIFEST: dict[str, type] = {
     "config": dict,
@@ -40,6 +48,45 @@ _MANIFEST: dict[str, type] = {
 _SEAL = ', "manifest_sha256": "'
 _SEGMENT: dict[str, type] = {"name": str, "first": int, "last": int}
 _FILE: dict[str, type] = {"bytes": int, "sha256": str}
+
+
+def checkpoint_order(name: str) -> tuple[int, int] | None:
+    """Return step and update count from the name of a checkpoint's folder; None for any other name.
+
+    Compare these numbers, not the names: from a billion steps on a name has more than nine digits.
+    """
+    match = _CHECKPOINT.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match is not None else None
+
+
+def is_segment(name: str) -> bool:
+    """Return whether a file name is that of a replay segment."""
+    return _SEGMENT_NAME.fullmatch(name) is not None
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the hidden name under which a file or folder is written, and under which it is removed."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def final_name(name: str) -> str:
+    """Return the name that a file or folder with a temporary name has once it is complete; others are unchanged."""
+    return name[1:-4] if name.startswith(".") and name.endswith(".tmp") else name
+
+
+def refuse_links(run_dir: Path) -> None:
+    """Raise an error if a file or folder that this package writes in a run is a symbolic link.
+
+    A link can lead out of the run, where files would be overwritten or removed.
+    """
+    for path in run_dir.iterdir():
+        if _OWN_NAME.fullmatch(path.name) or _OWN_NAME.fullmatch(final_name(path.name)):
+            if path.is_symlink():
+                raise CheckpointError(
+                    f"{path}: a symbolic link, which a run may not contain; put its target there instead"
+                )
+            if path.is_dir():
+                refuse_links(path)
 
 
 def read_checkpoint(path: Path, part: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -57,7 +104,7 @@ def read_checkpoint(path: Path, part: str | None = None) -> tuple[dict[str, Any]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of one checkpoint, brought up to this version's format, or say why it cannot be read."""
+    """Return the manifest of one checkpoint, or raise an error that says why it cannot be read."""
     file = path / "manifest.json"
     try:
         text = file.read_text(encoding="utf-8")
@@ -66,11 +113,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DamagedCheckpointError(f"{file}: cannot be read: {error}") from None
     if not isinstance(manifest, dict):
         raise DamagedCheckpointError(f"{file}: expected an object, found {type(manifest).__name__}")
-    manifest = _migrate(manifest, path)
+    found = manifest.get("format_version")
+    if type(found) is not int or found != FORMAT_VERSION:
+        writer = manifest.get("package_version", "unknown")
+        raise CheckpointError(
+            f"{path}: format {found!r}, this version reads format {FORMAT_VERSION}; written by rl-training {writer},"
+            f" which can read it"
+        )
     content, seal, _ = text.rpartition(_SEAL)
-    if seal and text != sealed(content + "}"):  # the first versions wrote none
+    if seal and text != sealed(content + "}"):  # manifests of the first versions have no checksum
         raise DamagedCheckpointError(f"{file}: damaged, its checksum is not that of its content")
     _require(manifest, _MANIFEST, file)
+    if _depth(manifest) > _MAX_DEPTH:
+        raise DamagedCheckpointError(f"{file}: nested in more than {_MAX_DEPTH} levels")
     for entry in manifest["files"].values():
         _require(entry, _FILE, file)
     for segment in manifest["segments"]:
@@ -80,9 +135,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_checkpoint(path: Path, state: dict[str, Any], about: dict[str, Any]) -> None:
+def write_checkpoint(path: Path, state: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Write a checkpoint's folder under a temporary name and rename it once all of it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_path(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     files, skeleton = {}, {}
@@ -90,21 +145,32 @@ def write_checkpoint(path: Path, state: dict[str, Any], about: dict[str, Any]) -
         tensors: dict[str, Tensor] = {}
         skeleton[part] = _take_tensors(tree, tensors, "")
         files[part] = write_tensors(temporary / f"{part}.safetensors", tensors)
-    manifest = {"format_version": FORMAT_VERSION, **about, "files": files, "state": skeleton}
+    manifest = {"format_version": FORMAT_VERSION, **metadata, "files": files, "state": skeleton}
     _write(temporary / "manifest.json", sealed(json.dumps(manifest)).encode())
     sync_folder(temporary)
     os.rename(temporary, path)
     sync_folder(path.parent)
 
 
+def remove_checkpoint(path: Path) -> None:
+    """Rename a checkpoint's folder to its temporary name, then remove it.
+
+    A removal that is cut short then leaves no folder that looks like a checkpoint.
+    """
+    temporary = temporary_path(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    os.rename(path, temporary)
+    shutil.rmtree(temporary)
+
+
 def sealed(text: str) -> str:
-    """Add to a JSON object, as its last key, the checksum of all the rest."""
+    """Add the checksum of a JSON object to it, as its last key."""
     return f'{text[:-1]}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}"}}'
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Write a safetensors file and return its size and checksum."""
-    # Each needs memory of its own; what is a view, or shared, or on another device is copied.
+    # Safetensors wants each tensor in memory of its own: copy views, shared tensors and those on another device.
     own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     seen: set[int] = set()
     for key, value in own.items():
@@ -140,30 +206,40 @@ def verify_file(path: Path, entry: dict[str, Any]) -> None:
 
 def write_pointer(path: Path, name: str) -> None:
     """Make a pointer file name another checkpoint, in one step."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    _write(temporary, f"{name}\n".encode())
-    os.replace(temporary, path)
+    write_durably(path, f"{name}\n")
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, wait until it is on the disk, and rename it.
+
+    Whatever happens, ``path`` has either its earlier content or all of ``text``.
+    """
+    temporary = temporary_path(path)
+    temporary.unlink(missing_ok=True)
+    _write(temporary, text.encode())
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
+
+
+def open_without_following(path: str | Path, flags: int) -> int:
+    """Open a file and return its descriptor; fails if the file is a symbolic link. Serves as ``open(opener=…)``."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file and wait until it is on the disk."""
     try:
-        with path.open("wb") as file:
+        with open(path, "wb", opener=open_without_following) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        path.unlink(missing_ok=True)  # half a file only takes up the room that was wanting
+        path.unlink(missing_ok=True)  # Remove the partial file; the disk is probably full.
         raise
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a file under a temporary name, wait until it is on the disk, and rename it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    _write(temporary, text.encode())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -175,32 +251,28 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Bring a manifest up to this version's format, step by step."""
-    found = manifest.get("format_version")
-    version = found if type(found) is int else 0
-    while version in MIGRATIONS and version < FORMAT_VERSION:
-        version, manifest = version + 1, MIGRATIONS[version](manifest)
-    if version != FORMAT_VERSION:
-        writer = manifest.get("package_version", "unknown")
-        raise CheckpointError(
-            f"{path}: format {found!r}, this version reads format {FORMAT_VERSION}; written by rl-training {writer},"
-            f" which can read it"
-        )
-    return manifest
+def _depth(tree: Any) -> int:
+    """Return how deep dictionaries and lists are nested, without recursion."""
+    depth, level = 0, [tree]
+    while level := [part for part in level if isinstance(part, (dict, list))]:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            break
+        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
+    return depth
 
 
 def _require(values: Any, keys: dict[str, type], file: Path) -> None:
-    """Check that a part of a manifest has what is read from it."""
+    """Check that a part of a manifest has these keys, with values of these types."""
     if not isinstance(values, dict):
-        raise DamagedCheckpointError(f"{file}: an entry of files or segments is not complete")
+        raise DamagedCheckpointError(f"{file}: an entry of files or segments is not an object")
     for key, kind in keys.items():
         if type(values.get(key)) is not kind:
             raise DamagedCheckpointError(f"{file}: {key!r} is missing or not of type {kind.__name__}")
 
 
 def _take_tensors(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Move the tensors and arrays of a tree into ``tensors``, leaving marks, so that the rest is JSON."""
+    """Move the tensors and arrays of a tree into ``tensors`` and leave their names behind, so that the rest is JSON."""
     if isinstance(tree, dict):
         return {
             key: _take_tensors(value, tensors, f"{path}/{key}" if path else str(key)) for key, value in tree.items()

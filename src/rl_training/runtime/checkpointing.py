@@ -1,12 +1,15 @@
 """Checkpoints of a run: complete, without pickle, and never half-written.
 
-A run's ``checkpoints/<step>-<updates>/`` are the checkpoints; the files ``latest`` and ``best`` beside them name one
-each. Replay rows lie in ``replay/`` as immutable segments that checkpoints share, so that a checkpoint costs what is
-new since the last one. Everything is written under a temporary name, flushed and renamed.
+The folders ``checkpoints/<step>-<updates>/`` are the checkpoints; the files ``latest`` and ``best`` beside them each
+name one. Replay rows lie in ``replay/`` as immutable segments that checkpoints share, so that a checkpoint costs what
+is new since the last one. Everything is written under a temporary name, flushed and renamed. Files and folders whose
+names this package does not write are left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import shutil
 import warnings
@@ -16,15 +19,25 @@ from typing import Any, Protocol
 from rl_training.data.row_ring import RowRing
 from rl_training.errors import CheckpointError, DamagedCheckpointError
 from rl_training.runtime.checkpoint_files import (
+    checkpoint_order,
+    final_name,
+    is_segment,
     read_checkpoint,
     read_manifest,
     read_tensors,
+    remove_checkpoint,
     sync_folder,
     verify_file,
     write_checkpoint,
     write_pointer,
     write_tensors,
 )
+from rl_training.runtime.segments import merge_ranges
+
+_POINTERS = ("latest", "best")
+
+_FULL_SEGMENT = 16 * 2**20
+"""A segment of this many bytes or more is not merged again: that would make a single checkpoint write too much."""
 
 
 class Replay(Protocol):
@@ -42,44 +55,46 @@ class CheckpointStore:
     """Writes and reads the checkpoints of one run."""
 
     def __init__(self, run_dir: Path, keep: int = 2) -> None:
+        run_dir = run_dir.absolute()  # an environment may change the working folder
         self.folder, self.segment_folder = run_dir / "checkpoints", run_dir / "replay"
         self.keep = keep
         self._segments: list[dict[str, Any]] = []
         self._best: str | None = None
-        self._taken: Path | None = None
+        self._loaded: Path | None = None
 
-    def save(self, state: dict[str, Any], about: dict[str, Any], replay: Replay | None, *, best: bool = False) -> Path:
+    def save(
+        self, state: dict[str, Any], metadata: dict[str, Any], replay: Replay | None, *, best: bool = False
+    ) -> Path:
         """Write a checkpoint and point ``latest`` (and ``best``) at it.
 
         Args:
             state: nested dictionaries of tensors, arrays and plain values.
-            about: plain values for the manifest, ``global_step`` and ``update_count`` among them.
-            replay: the buffer whose new rows are written as a segment; None where there is none.
+            metadata: plain values for the manifest, ``global_step`` and ``update_count`` among them.
+            replay: the buffer whose new rows are written as a segment; None if there is none.
             best: whether this is the best policy so far.
         """
-        path = self.folder / f"{about['global_step']:09d}-{about['update_count']:09d}"
+        path = self.folder / f"{metadata['global_step']:09d}-{metadata['update_count']:09d}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.segment_folder.mkdir(exist_ok=True)
+            for folder in (self.folder, self.segment_folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                if folder.is_symlink():
+                    raise CheckpointError(f"{folder}: a symbolic link, which a run may not contain")
             if best:
                 self._best = path.name
             if not path.exists():
-                if replay is not None:
-                    self._write_segment(replay)
-                    about = {**about, "oldest_row": replay.oldest_row}
-                write_checkpoint(path, state, {**about, "best": self._best, "segments": self._segments})
-            for name in ["latest", "best"] if best else ["latest"]:
+                self._write(path, state, metadata, replay)
+            for name in _POINTERS if best else ["latest"]:
                 write_pointer(self.folder / name, path.name)
             self._prune()
         except OSError as error:
-            self._remove_unfinished()  # what little room there is belongs to the checkpoints that are complete
+            self._remove_temporaries()  # the disk may be full: leave the room to complete checkpoints
             raise CheckpointError(f"{path}: checkpoint not written, earlier ones are intact: {error}") from error
         return path
 
-    def take_up(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return state and manifest of ``latest`` or, where that is damaged, of the newest intact one before it.
+    def load_newest_intact(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return state and manifest of ``latest`` or, if that is damaged, of the newest intact checkpoint before it.
 
-        Nothing on the disk is changed; ``settle`` does that once the state turned out to fit.
+        Nothing on the disk is changed; call ``discard_newer`` for that once the state is known to fit.
         """
         damage: list[str] = []
         for path in self.candidates(damage):
@@ -90,34 +105,33 @@ class CheckpointStore:
                 continue
             if damage:
                 warnings.warn(f"{'; '.join(damage)}; going on from {path.name}, the newest intact one", stacklevel=3)
-            self._segments, self._taken, self._best = manifest["segments"], path, manifest.get("best")
+            self._segments, self._loaded, self._best = manifest["segments"], path, manifest.get("best")
             return state, manifest
         reasons = f": {'; '.join(damage)}" if damage else ""
         raise CheckpointError(f"{self.folder.parent}: there is no checkpoint to resume from{reasons}")
 
-    def settle(self) -> None:
-        """Make the folder that of the checkpoint taken up: what is beyond it is damaged, or a future given up."""
-        if self._taken is None:
+    def discard_newer(self) -> None:
+        """Remove what is newer than the loaded checkpoint and point ``latest`` and ``best`` at what is left.
+
+        Newer checkpoints are damaged, or were written after the moment at which the run now goes on.
+        """
+        if self._loaded is None:
             return
         try:
-            for path in self.folder.iterdir():
-                if path.is_dir() and path.name.lstrip(".") > self._taken.name:
-                    shutil.rmtree(path)
-            write_pointer(self.folder / "latest", self._taken.name)
-            best = self.folder / Path(str(self._best)).name if self._best else _pointer(self.folder, "best")
-            if best is not None and (best / "manifest.json").is_file():
-                self._best = best.name
-                write_pointer(self.folder / "best", best.name)
-            else:  # the run will reach it again
-                (self.folder / "best").unlink(missing_ok=True)
+            self._remove_temporaries()
+            for path in self._checkpoints():
+                if _order(path) > _order(self._loaded):
+                    remove_checkpoint(path)
+            write_pointer(self.folder / "latest", self._loaded.name)
+            self._restore_best(self._loaded)
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot be written to: {error}") from error
 
     def load_rows(self, ring: RowRing) -> None:
-        """Put the rows of the checkpoint that was just taken up back into the buffer."""
+        """Put the replay rows of the loaded checkpoint back into the buffer."""
         for segment in self._segments:
             rows = read_tensors(self._segment_file(segment))["rows"]
-            # A long segment may reach back beyond what the ring holds.
+            # A long segment may begin before the oldest row that the ring can hold.
             skip = max(0, ring.written - ring.capacity - segment["first"])
             ring.write(segment["first"] + skip, rows[skip:])
 
@@ -125,49 +139,108 @@ class CheckpointStore:
         """Return the checkpoints that may be resumed from, newest first; what is wrong is added to ``damage``."""
         if not self.folder.is_dir():
             return []
-        folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         latest = _pointer(self.folder, "latest")
-        if latest is None and (self.folder / "latest").exists():  # after the very first one it may be missing
+        if latest is None and (self.folder / "latest").exists():  # a kill can prevent the very first one
             damage.append(f"{self.folder / 'latest'}: names no checkpoint")
-        return [path for path in reversed(folders) if latest is None or path <= latest]
+        return [path for path in reversed(self._checkpoints()) if latest is None or _order(path) <= _order(latest)]
+
+    def _write(self, path: Path, state: dict[str, Any], metadata: dict[str, Any], replay: Replay | None) -> None:
+        """Write the new rows and the checkpoint that lists them; if that fails, remove what was written of it."""
+        before = self._segments
+        try:
+            if replay is not None:
+                self._write_segments(replay)
+                metadata = {**metadata, "oldest_row": replay.oldest_row}
+            write_checkpoint(path, state, {**metadata, "best": self._best, "segments": self._segments})
+        except OSError:
+            if not path.exists():
+                for segment in self._segments:
+                    if segment not in before:
+                        with contextlib.suppress(OSError):
+                            self._segment_file(segment).unlink()
+                self._segments = before
+            raise
+
+    def _checkpoints(self) -> list[Path]:
+        """Return the folders that have a checkpoint's name, oldest first."""
+        own = [path for path in self.folder.iterdir() if checkpoint_order(path.name) is not None and path.is_dir()]
+        return sorted(own, key=_order)
+
+    def _restore_best(self, loaded: Path) -> None:
+        """Point ``best`` at what the loaded manifest calls the best, and warn if that is damaged or gone."""
+        best = self.folder / Path(str(self._best)).name if self._best else _pointer(self.folder, "best")
+        order = checkpoint_order(best.name) if best is not None else None
+        if best is None or order is None or order > _order(loaded):  # the run will reach a newer one again
+            self._best = None
+            (self.folder / "best").unlink(missing_ok=True)
+            return
+        self._best = best.name
+        try:
+            if best != loaded and (best.is_dir() or (self.folder / "best").exists()):
+                read_checkpoint(best)
+        except CheckpointError as error:
+            warnings.warn(f"the best checkpoint is damaged: {error}", stacklevel=5)
+        if best.is_dir():
+            write_pointer(self.folder / "best", best.name)
+        else:
+            (self.folder / "best").unlink(missing_ok=True)
 
     def _segment_file(self, segment: dict[str, Any]) -> Path:
         return self.segment_folder / Path(segment["name"]).name
 
-    def _write_segment(self, replay: Replay) -> None:
-        """Write the rows that no segment holds yet, and forget the segments that are no longer needed."""
+    def _write_segments(self, replay: Replay) -> None:
+        """Write the rows that no segment holds yet, merge small segments, and drop those that are no longer needed."""
         oldest, written = replay.oldest_row, replay.ring.written
-        self._segments = [segment for segment in self._segments if segment["last"] > oldest]
-        first = max(oldest, self._segments[-1]["last"] if self._segments else 0)
+        kept = {(s["first"], s["last"]): s for s in self._segments if s["last"] > oldest}
+        first = max([oldest, *(last for _, last in kept)])
         if first == written:
+            self._segments = list(kept.values())
             return
-        # A name of its own even for the same rows: a run resumed from an older checkpoint writes other rows 7 to 9.
-        # No other name is needed until it is complete: it counts once a manifest lists it.
-        name = f"{first}-{written}-{secrets.token_hex(4)}.safetensors"
-        entry = write_tensors(self.segment_folder / name, {"rows": replay.ring.read(first, written)})
+        full = max(1, _FULL_SEGMENT // replay.ring.rows[0].nbytes)
+        self._segments = []
+        for start, last in merge_ranges([*kept, (first, written)], full):
+            self._segments.append(kept.get((start, last)) or self._write_segment(replay, max(start, oldest), last))
         sync_folder(self.segment_folder)
-        self._segments.append({"name": name, "first": first, "last": written, **entry})
+
+    def _write_segment(self, replay: Replay, first: int, last: int) -> dict[str, Any]:
+        """Write one segment and return its entry in the manifest.
+
+        It needs no temporary name, because it counts only once a manifest lists it. The random part of the name sets it
+        apart from other rows of the same numbers: a run that is resumed from an older checkpoint writes those again.
+        """
+        name = f"{first}-{last}-{secrets.token_hex(4)}.safetensors"
+        entry = write_tensors(self.segment_folder / name, {"rows": replay.ring.read(first, last)})
+        return {"name": name, "first": first, "last": last, **entry}
 
     def _prune(self) -> None:
-        """Remove what is beyond ``keep``, except what ``best`` and ``latest`` name, and segments nobody lists."""
-        named = {_pointer(self.folder, name) for name in ("latest", "best")}
-        complete = sorted(path for path in self.folder.iterdir() if (path / "manifest.json").is_file())
+        """Remove checkpoints beyond ``keep``, except ``best`` and ``latest``, and the segments that nothing lists."""
+        named = {_pointer(self.folder, name) for name in _POINTERS}
+        checkpoints = self._checkpoints()
+        complete = [path for path in checkpoints if (path / "manifest.json").is_file()]
         kept = [path for path in complete if path in complete[-self.keep :] or path in named]
-        for path in complete:
+        for path in checkpoints:
             if path not in kept:
-                shutil.rmtree(path)
+                remove_checkpoint(path)
         listed = {segment["name"] for path in kept for segment in _listed_segments(path)}
-        for segment_file in self.segment_folder.iterdir():
-            if segment_file.name not in listed:
-                segment_file.unlink()
+        with os.scandir(self.segment_folder) as entries:
+            unlisted = [entry for entry in entries if is_segment(entry.name) and entry.name not in listed]
+        for entry in unlisted:
+            if entry.is_file(follow_symlinks=False):
+                os.unlink(entry.path)
 
-    def _remove_unfinished(self) -> None:
-        """Remove the folders and pointers that a write left under their temporary names."""
-        for path in self.folder.glob(".*.tmp"):
-            if path.is_dir():
+    def _remove_temporaries(self) -> None:
+        """Remove the folders and pointers that a write or a removal left under their temporary names."""
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.iterdir():
+            name = final_name(path.name)
+            if name == path.name:
+                continue
+            if checkpoint_order(name) is not None:
                 shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            elif name in _POINTERS:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -180,26 +253,47 @@ def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def resolve_checkpoint(folder: Path, name: str = "latest") -> Path:
     """Return the checkpoint folder that ``latest``, ``best`` or a folder's own name stands for."""
-    path = _pointer(folder, name) if name in ("latest", "best") else folder / name
+    path = _pointer(folder, name) if name in _POINTERS else folder / name
     if path is None or not (path / "manifest.json").is_file():
         raise CheckpointError(f"{folder}: there is no checkpoint {name!r}")
     return path
 
 
 def find_checkpoint(path: Path, prefer: str = "best") -> Path:
-    """Return the checkpoint behind a run's folder (its ``prefer``, else its latest) or a checkpoint's own."""
+    """Return the checkpoint behind a run's folder or a checkpoint's own.
+
+    For a run it is the one that ``prefer`` names. If its policy is damaged, a warning says so, and the newest one with
+    an intact policy is returned.
+    """
     if (path / "manifest.json").is_file():
         return path
-    if path.name in ("latest", "best") and path.parent.name == "checkpoints":
+    if path.name in _POINTERS and path.parent.name == "checkpoints":
         return resolve_checkpoint(path.parent, path.name)
     folder = path / "checkpoints"
     if not folder.is_dir():
         raise CheckpointError(f"{path}: neither a run nor a checkpoint (a run has a folder named checkpoints)")
-    return resolve_checkpoint(folder, prefer if _pointer(folder, prefer) else "latest")
+    damage: list[str] = []
+    preferred = _pointer(folder, prefer)
+    if preferred is None and (folder / prefer).exists():
+        damage.append(f"{folder / prefer}: names no checkpoint")
+    for found in [preferred, *CheckpointStore(path).candidates(damage)]:
+        if found is None:
+            continue
+        try:
+            read_checkpoint(found, part="learner")
+        except DamagedCheckpointError as error:
+            damage.append(str(error))
+            continue
+        if damage:
+            warnings.warn(f"{'; '.join(dict.fromkeys(damage))}; using {found.name} instead", stacklevel=3)
+        return folder / found.name
+    if damage:
+        raise CheckpointError(f"{folder}: there is no intact checkpoint: {'; '.join(dict.fromkeys(damage))}")
+    raise CheckpointError(f"{folder}: there is no checkpoint 'latest'")
 
 
 def _listed_segments(path: Path) -> list[dict[str, Any]]:
-    """Return the segments of a checkpoint; of one that is damaged nothing can be restored, so it needs none."""
+    """Return the segments that a checkpoint lists; a damaged one cannot be restored, so it needs none."""
     try:
         segments: list[dict[str, Any]] = read_manifest(path)["segments"]
     except CheckpointError:
@@ -207,11 +301,15 @@ def _listed_segments(path: Path) -> list[dict[str, Any]]:
     return segments
 
 
+def _order(path: Path) -> tuple[int, int]:
+    return checkpoint_order(path.name) or (-1, -1)
+
+
 def _pointer(folder: Path, name: str) -> Path | None:
-    """Return the folder a pointer file names, if there is one."""
+    """Return the checkpoint that a pointer file names, if there is one."""
     try:
-        target = Path((folder / name).read_text(encoding="utf-8").strip()).name
-        found = target not in ("", "..") and (folder / target).is_dir()
+        target = (folder / name).read_text(encoding="utf-8").strip()
+        found = checkpoint_order(target) is not None and (folder / target).is_dir()
     except (OSError, ValueError):
         return None
     return folder / target if found else None

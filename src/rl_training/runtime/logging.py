@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
+from rl_training.runtime.checkpoint_files import open_without_following, write_durably
 
 STEP, UPDATES = "global_step", "update_count"
 
 
 class MetricsLogger:
-    """Collects metrics by name and writes them as one row per step."""
+    """Collects metrics by name and writes them as one row per step.
+
+    TensorBoard gets the same values over the steps. The rows of pretraining, which takes no steps, go under
+    ``pretrain/`` over the updates.
+    """
 
     def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / "metrics.csv"
+        self.path = run_dir.absolute() / "metrics.csv"  # an environment may change the working folder
         self._pending: dict[str, float] = {}
         self._rows: list[dict[str, float]] = []
         self._columns = [STEP, UPDATES]
         self._tensorboard: Any = None
 
     def open(self, resume_at: tuple[int, int] | None = None) -> None:
-        """Start the logs, or go on with them after cutting off what came after that step and update."""
+        """Start the logs, or continue them after removing what came after that step and update."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
 
         if resume_at is not None:
@@ -35,6 +41,10 @@ class MetricsLogger:
         with self._explained():
             self._rewrite()
             self._tensorboard = SummaryWriter(str(self.path.parent), purge_step=purge)
+            for row in self._rows:
+                # TensorBoard drops every point from purge_step on, also those that count updates: write these again.
+                if _pretraining(row) and row[UPDATES] >= (purge or 0):
+                    self._add_scalars(row)
 
     def record(self, metrics: dict[str, float]) -> None:
         """Add values to the row that the next ``flush`` writes."""
@@ -48,28 +58,26 @@ class MetricsLogger:
             if self._add_columns(row):
                 self._rewrite()
             else:
-                with self.path.open("a", newline="") as file:
+                with open(self.path, "a", newline="", opener=open_without_following) as file:
                     csv.DictWriter(file, self._columns).writerow(row)
-            for name, value in row.items():
-                if name not in (STEP, UPDATES):
-                    self._tensorboard.add_scalar(name, value, global_step)
+            self._add_scalars(row)
         return row
 
     def note(self, name: str, text: str, global_step: int) -> None:
-        """Write a text to TensorBoard; ``metrics.csv`` holds numbers alone."""
+        """Write a text to TensorBoard; ``metrics.csv`` holds only numbers."""
         with contextlib.suppress(OSError):
             self._tensorboard.add_text(name, text, global_step)
 
     def close(self) -> None:
         """Close the logs."""
         if self._tensorboard is not None:
-            # Events that do not fit on the disk any more are no reason to fail: metrics.csv has the same values.
+            # If the disk is too full for the last events, go on: metrics.csv has the same values.
             with contextlib.suppress(OSError):
                 self._tensorboard.close()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what a full or vanished disk raises into an error that names the file."""
+        """Turn the error of a full or missing disk into one that names the file."""
         try:
             yield
         except OSError as error:
@@ -81,26 +89,38 @@ class MetricsLogger:
         return bool(new)
 
     def _rewrite(self) -> None:
-        """Write the whole file anew, through a temporary one; only when a metric appears for the first time."""
-        temporary = self.path.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(self._rows)
-        temporary.replace(self.path)
+        """Write the whole file again: at the start, and when a metric appears for the first time."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_durably(self.path, text.getvalue())
+
+    def _add_scalars(self, row: dict[str, float]) -> None:
+        prefix, position = ("pretrain/", UPDATES) if _pretraining(row) else ("", STEP)
+        for name, value in row.items():
+            if name not in (STEP, UPDATES):
+                self._tensorboard.add_scalar(prefix + name, value, row[position])
+
+
+def _pretraining(row: dict[str, float]) -> bool:
+    """Return whether a row was written before the first step, when updates use offline data only."""
+    return row[STEP] == 0 and row[UPDATES] > 0
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a ``metrics.csv``, without its empty cells and without a row that a crash cut off."""
+    """Return the rows of a ``metrics.csv``, without its empty cells and without rows that a crash cut off."""
     if not path.is_file():
         return []
     rows: list[dict[str, float]] = []
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.DictReader(file)
-        for cells in reader:
-            try:
-                row = {name: float(value) for name, value in cells.items() if value}
-                rows.append({**row, STEP: int(row[STEP]), UPDATES: int(row[UPDATES])})
-            except (KeyError, TypeError, ValueError):
-                continue
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            for cells in csv.DictReader(file):
+                try:
+                    row = {name: float(value) for name, value in cells.items() if value}
+                    rows.append({**row, STEP: int(row[STEP]), UPDATES: int(row[UPDATES])})
+                except (KeyError, OverflowError, TypeError, ValueError):
+                    continue
+    except (OSError, csv.Error) as error:
+        raise CheckpointError(f"{path}: metrics cannot be read: {error}") from None
     return rows

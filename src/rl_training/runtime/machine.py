@@ -1,4 +1,4 @@
-"""What decides, beside the configuration, whether the same steps give the same bits."""
+"""Versions and hardware: what decides, beside the configuration, whether the same steps give the same bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-_PACKAGES = ("rl-training", "torch", "numpy", "gymnasium", "gymnasium-robotics", "mujoco")
+PACKAGES = {
+    "rl-training": "core",
+    "torch": "core",
+    "numpy": "core",
+    "gymnasium": "core",
+    "gymnasium-robotics": "robotics",
+    "mujoco": "robotics",
+    "imageio-ffmpeg": "video",
+    "minari": "offline",
+    "h5py": "offline",
+    "pyarrow": "offline",
+}
+"""Packages whose versions matter, and the extra that installs each. The core and the simulators decide the bits."""
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:
@@ -15,11 +27,12 @@ def machine_facts(device: torch.device) -> dict[str, str]:
     facts = {"python": platform.python_version(), "processor": platform.machine()}
     facts["instructions"] = torch.backends.cpu.get_cpu_capability()
     facts["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return facts | {package: found for package in _PACKAGES if (found := package_version(package)) != "unknown"}
+    deciding = (package for package, extra in PACKAGES.items() if extra in ("core", "robotics"))
+    return facts | {package: found for package in deciding if (found := package_version(package)) != "unknown"}
 
 
 def package_version(package: str = "rl-training") -> str:
-    """Return the installed version of a package."""
+    """Return the installed version of a package, or ``unknown``."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 
 from rl_training.errors import CheckpointError, NumericalError, RunFailedError
+from rl_training.json_output import to_json
+from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.interrupts import stop_on_signals
@@ -41,8 +44,9 @@ def read_result(run_dir: Path) -> TrainResult | None:
     """Return how a run ended, or None where it did not, or where that cannot be read."""
     try:
         values = json.loads((run_dir / RESULT).read_text(encoding="utf-8"))
-        return TrainResult(**{**values, "run_dir": run_dir})
-    except (OSError, ValueError, TypeError):
+        metrics = {name: math.nan if value is None else float(value) for name, value in values["metrics"].items()}
+        return TrainResult(**{**values, "run_dir": run_dir, "metrics": metrics})
+    except (AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError):
         return None
 
 
@@ -59,7 +63,7 @@ def _result(trainer: Trainer, run_dir: Path, status: str, reason: str) -> TrainR
 def _write_result(result: TrainResult) -> TrainResult:
     file = result.run_dir / RESULT
     try:
-        file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_durably(file, to_json(result.to_json(), indent=1) + "\n")
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be written: {error.strerror}") from error
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from rl_training.data import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.build import build_learner, build_run
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
-from rl_training.runtime.checkpoint_files import read_checkpoint, write_durably
+from rl_training.runtime.checkpoint_files import read_checkpoint, sync_folder, write_durably
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.initialization import initialize
@@ -83,19 +82,13 @@ def resume(
             in the run's ``config.yaml`` once the checkpoint turned out to fit them.
         dataset: offline data in memory, where the run was started with such data.
     """
-    overrides = list(overrides)
+    overrides, run_dir = list(overrides), run_dir.absolute()  # an environment may change the working folder
     config = load_config(run_dir / "config.yaml", overrides)
     trainer, _ = _assemble(config, callbacks, dataset, run_dir=run_dir)
     with lock_run(run_dir):
         trainer.restore()
         if overrides:
             write_durably(run_dir / "config.yaml", config.to_yaml())
-        if trainer.budget.stop_reason() is not None:
-            warnings.warn(
-                f"nothing is left to do: the run is complete at {trainer.state.global_step:,} steps; a larger"
-                " total_timesteps makes it longer",
-                stacklevel=2,
-            )
         return run_to_end(trainer, run_dir)
 
 
@@ -138,12 +131,13 @@ def _assemble(
     run_dir: Path | None = None,
 ) -> tuple[Trainer, Path]:
     """Build the trainer of a run. Nothing is written until all of it could be built."""
+    output_dir = config.output_dir.absolute()  # an environment may change the working folder
     torch.set_num_threads(config.num_threads)
     settings = parse_run(config)
     components = build_run(config, settings, resolve_device(config.device), dataset)
     if run_dir is None:  # a run that is resumed has weights of its own
         initialize(components.learner, settings)
-    run_dir = run_dir or _new_run_dir(config, run_name)
+    run_dir = run_dir or _new_run_dir(config, output_dir, run_name)
     early_stopping = settings.loop.early_stopping
     early = [EarlyStoppingCallback(early_stopping)] if early_stopping is not None else []
     trainer = Trainer(
@@ -164,17 +158,18 @@ def _assemble(
     return trainer, run_dir
 
 
-def _new_run_dir(config: TrainConfig, run_name: str | None) -> Path:
+def _new_run_dir(config: TrainConfig, output_dir: Path, run_name: str | None) -> Path:
     """Make ``<output_dir>/<name>-s<seed>-<time>`` with the configuration in it."""
     name = re.sub(r"[^\w.-]+", "-", run_name or f"{config.algo}-{config.env_id or 'offline'}")
     stem = f"{name}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
+        output_dir.mkdir(parents=True, exist_ok=True)
         for attempt in range(100):
-            run_dir = config.output_dir / (stem if attempt == 0 else f"{stem}-{attempt}")
+            run_dir = output_dir / (stem if attempt == 0 else f"{stem}-{attempt}")
             if not run_dir.exists():
                 run_dir.mkdir()
                 write_durably(run_dir / "config.yaml", config.to_yaml())
+                sync_folder(output_dir)
                 return run_dir
     except OSError as error:
         raise ConfigError(f"output_dir = {str(config.output_dir)!r}: cannot be written to: {error}") from None

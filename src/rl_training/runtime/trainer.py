@@ -100,7 +100,9 @@ class Trainer:
 
     def restore(self) -> None:
         """Continue from the latest checkpoint: everything that decides the steps to come is restored."""
-        state, manifest = self.store.take_up()
+        state, manifest = self.store.load_newest_intact()
+        then, now = manifest["config"].get("seed"), self.metadata["config"]["seed"]
+        edited_seed = f"seed = {now} in config.yaml, the checkpoint has {then}" if then != now else ""
         try:
             self.learner.load_training_state(state["learner"])
             if (self.mixture is not None) != ("prior" in state["experience"]):
@@ -118,19 +120,23 @@ class Trainer:
                     callback.load_state_dict(state["trainer"]["callbacks"][name])
             changed = self.collector.load_state_dict(state["collector"]) if self.collector is not None else []
         except DatasetError as error:
-            raise DatasetError(f"{self.settings.dataset.source}: {error}") from None
+            reason = f" ({edited_seed})" if edited_seed else ""
+            raise DatasetError(f"{self.settings.dataset.source}: {error}{reason}") from None
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             edited = differences(manifest["config"], self.metadata["config"])
             reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
-        self.store.settle()
+        self.store.discard_newer()
         self._restored_at = (self.state.global_step, self.state.update_count)
         if changed and self.replay is not None:
             for index in changed:
                 self.replay.discard_open_episode(index)
+        if edited_seed:
+            warnings.warn(f"{edited_seed}: this resume is not exact", stacklevel=2)
+        elif changed:
             warnings.warn(
                 f"environments {changed} did not repeat their open episode, so they are not deterministic: this resume"
-                " is not exact, and a fresh episode was started there",
+                " is not exact, and a new episode was started there",
                 stacklevel=2,
             )
 

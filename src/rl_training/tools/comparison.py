@@ -23,7 +23,7 @@ def full_state(path: Path) -> State:
     """Return the state of a run's checkpoint, with the replay rows that are still needed."""
     manifest, state = read_whole(path)
     trainer = state.get("trainer", {})
-    # A progress bar is a callback without a state; where it stands among them says nothing of the run.
+    # Skip stateless callbacks, such as the progress bar, and ignore the order of callbacks.
     callbacks = {name.partition("-")[2]: kept for name, kept in trainer.get("callbacks", {}).items() if kept}
     flat: State = {}
     _flatten({**state, "trainer": {**trainer, "callbacks": callbacks}}, "", flat)
@@ -40,7 +40,7 @@ def full_state(path: Path) -> State:
 
 
 def state_hash(state: State) -> str:
-    """Return the SHA-256 of a state: two runs have the same one exactly where nothing differs."""
+    """Return the SHA-256 of a state: equal for two runs if nothing differs."""
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(f"{name}\0".encode())

@@ -1,10 +1,14 @@
-"""Proof, on a user's own run, that resuming it is exact."""
+"""Check, on a user's own run, that resuming it is exact."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,12 @@ from rl_training.runtime.trainer import Trainer
 from rl_training.tools.comparison import full_state, state_differences, state_hash
 
 _STRETCH = 400
-"""Steps that are run twice where two checkpoints cannot be compared."""
+"""Steps that are run twice if two checkpoints cannot be compared."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of running part of a run again."""
+    """The result of running part of a run again."""
 
     run_dir: Path
     method: str
@@ -38,9 +42,11 @@ class Verification:
     end: str
     """Where the two states were compared."""
     sha256: str
-    """Of the state that was expected: weights, optimisers, replay, counters, generators."""
+    """Hash of the expected state: weights, optimisers, replay, counters, generators."""
     differences: tuple[str, ...]
     reasons: tuple[str, ...]
+    damage: tuple[str, ...] = ()
+    """What is wrong with newer checkpoints, which were left out for that reason."""
 
     @property
     def grade(self) -> str:
@@ -53,25 +59,29 @@ class Verification:
 
 
 def verify_run(run_dir: Path) -> Verification:
-    """Resume a copy of a run from its last checkpoint but one and compare what comes of it with the last one.
+    """Resume a copy of a run from its last checkpoint but one and compare the result with the last one.
 
-    Where there are not two of one configuration, both sides are made: a stretch beyond the newest checkpoint is run
-    straight, and with a stop and a resume in the middle. The run itself is only read.
+    If there are not two of one configuration, a stretch beyond the newest checkpoint is run twice: straight, and with a
+    stop and a resume in the middle. The run itself is only read. Damaged checkpoints are named and left out.
     """
-    newest = _newest_intact(run_dir)
+    run_dir = run_dir.absolute()  # an environment may change the working folder
+    newest, damage = _newest_intact(run_dir)
+    if damage:
+        warnings.warn(f"{'; '.join(damage)}; verifying {newest[0].name}, the newest intact one", stacklevel=2)
+    found = None
     if len(newest) == 2:
         end, start = newest
         before, after = read_manifest(start), read_manifest(end)
         if not differences(before["config"], after["config"]):
-            return _between(run_dir, start, end)
-    return _beyond(run_dir, newest[0])
+            found = _between(run_dir, start, end)
+    return replace(found or _beyond(run_dir, newest[0]), damage=tuple(damage))
 
 
 def _between(run_dir: Path, start: Path, end: Path) -> Verification:
     manifest = read_manifest(end)
     config = parse_config(manifest["config"], where=str(end))
-    with tempfile.TemporaryDirectory(prefix="rl-training-verify-") as folder:
-        copy = _copy(run_dir, start, config, Path(folder))
+    with _temporary_folder() as folder:
+        copy = _copy(run_dir / "replay", start, config, folder)
         _go_on(copy, config, manifest["global_step"], manifest["update_count"])
         again = resolve_checkpoint(copy / "checkpoints")
         expected, found = full_state(end), full_state(again)
@@ -85,11 +95,12 @@ def _between(run_dir: Path, start: Path, end: Path) -> Verification:
 def _beyond(run_dir: Path, start: Path) -> Verification:
     manifest = read_manifest(start)
     step, config = manifest["global_step"], parse_config(manifest["config"], where=str(start))
-    # Both sides share this budget, so a run that is finished can be followed a little further.
+    # Both sides get this budget, so that a finished run can be continued for a while.
     budget = {"total_timesteps": step + max(_STRETCH, 2 * config.num_envs)}
     config = config.model_copy(update={**budget, "algo_kwargs": {**config.algo_kwargs, "max_updates": None}})
-    with tempfile.TemporaryDirectory(prefix="rl-training-verify-") as folder:
-        straight, broken = (_copy(run_dir, start, config, Path(folder) / name) for name in ("straight", "broken"))
+    with _temporary_folder() as folder:
+        straight = _copy(run_dir / "replay", start, config, folder / "straight")
+        broken = _copy(straight / "replay", start, config, folder / "broken")
         _go_on(straight, config)
         _go_on(broken, config, step + (config.total_timesteps - step) // 2)
         _go_on(broken, config)
@@ -103,7 +114,7 @@ def _beyond(run_dir: Path, start: Path) -> Verification:
 
 
 class _StopAt(Callback):
-    """Stops a run as a signal would, once it has come as far as a checkpoint."""
+    """Stops a run, as a signal would, at the step and update of a checkpoint."""
 
     def __init__(self, global_step: int, update_count: int) -> None:
         self.target = (global_step, update_count)
@@ -114,15 +125,27 @@ class _StopAt(Callback):
 
 
 def _go_on(copy: Path, config: TrainConfig, step: int | None = None, updates: int = 0) -> None:
-    """Resume a copy until it is done, or has come to ``step``."""
+    """Resume a copy until it is done, or has reached ``step``."""
     stop = [] if step is None else [_StopAt(step, updates)]
     result = resume(copy, stop)
     if result.status == "interrupted" and "verification" not in result.stop_reason:
-        raise KeyboardInterrupt  # a signal: it was meant for the verification
+        raise KeyboardInterrupt  # a signal interrupted the run: stop the verification
 
 
-def _newest_intact(run_dir: Path) -> list[Path]:
-    """Return up to two checkpoints, the newest first."""
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    try:
+        folder = tempfile.mkdtemp(prefix="rl-training-verify-")
+    except OSError as error:
+        raise CheckpointError(f"--verify needs a temporary folder, which cannot be made: {error}") from None
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _newest_intact(run_dir: Path) -> tuple[list[Path], list[str]]:
+    """Return up to two checkpoints, the newest first, and what is wrong with those that were left out."""
     found: list[Path] = []
     damage: list[str] = []
     for path in CheckpointStore(run_dir).candidates(damage):
@@ -136,27 +159,36 @@ def _newest_intact(run_dir: Path) -> list[Path]:
             break
     if not found:
         raise CheckpointError(f"{run_dir}: there is no checkpoint to verify{': ' if damage else ''}{'; '.join(damage)}")
-    return found
+    return found, damage
 
 
-def _copy(run_dir: Path, checkpoint: Path, config: TrainConfig, target: Path) -> Path:
-    """Make a run folder that stands at ``checkpoint``; the replay segments, which never change, are linked."""
+def _copy(segments: Path, checkpoint: Path, config: TrainConfig, target: Path) -> Path:
+    """Make a run folder that consists of ``checkpoint`` and of its replay segments, taken from the folder ``segments``.
+
+    Segments never change, so they are hard links where the file system allows it, and copies otherwise.
+    """
     folder, replay = target / "checkpoints", target / "replay"
-    folder.mkdir(parents=True)
-    replay.mkdir()
-    shutil.copytree(checkpoint, folder / checkpoint.name)
-    (folder / "latest").write_text(checkpoint.name + "\n")
-    for segment in read_manifest(checkpoint)["segments"]:
-        name = Path(segment["name"]).name
-        (replay / name).symlink_to((run_dir / "replay" / name).resolve())
-    (target / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True)
+        replay.mkdir()
+        shutil.copytree(checkpoint, folder / checkpoint.name)
+        (folder / "latest").write_text(checkpoint.name + "\n")
+        for segment in read_manifest(checkpoint)["segments"]:
+            name = Path(segment["name"]).name
+            try:
+                os.link(segments / name, replay / name)
+            except OSError:
+                shutil.copyfile(segments / name, replay / name)
+        (target / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    except OSError as error:  # shutil.Error is one, too
+        raise CheckpointError(f"{target}: --verify needs a copy of the run, which cannot be written: {error}") from None
     return target
 
 
 def _reasons(config: TrainConfig, then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Say why a run did not repeat itself, as far as that can be found out."""
+    """Return the reasons why a run did not repeat itself, as far as they are known."""
     reasons = [
-        f"{key} is {after or 'not there'}, and was {before or 'not there'} when the checkpoint was written"
+        f"{key} is {after or 'missing'}, and was {before or 'missing'} when the checkpoint was written"
         for key, before, after in differences(then.get("machine", {}), now.get("machine", {}))
     ]
     if config.env_id is not None and not _repeats(config.env_id, config.env_kwargs, config.seed):
@@ -167,21 +199,21 @@ def _reasons(config: TrainConfig, then: dict[str, Any], now: dict[str, Any]) -> 
 
 
 def _repeats(env_id: str, env_kwargs: dict[str, Any], seed: int, steps: int = 200) -> bool:
-    """Play the same actions from the same seed twice and return whether the same came of it."""
+    """Play the same actions from the same seed twice and return whether observations and rewards are the same."""
     played = []
     for _ in range(2):
         env = make_env(env_id, env_kwargs)
         env.action_space.seed(seed)
-        heard: list[Any] = []
+        seen: list[Any] = []
         try:
             observation, _ = env.reset(seed=seed)
             for _ in range(steps):
                 flat = flatten_goal_observation(observation) if isinstance(observation, dict) else observation
                 observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-                heard += [*np.ravel(flat), reward, terminated]
+                seen += [*np.ravel(flat), reward, terminated]
                 if terminated or truncated:
                     observation, _ = env.reset(seed=seed)
         finally:
             env.close()
-        played.append(np.asarray(heard, dtype=np.float64))
+        played.append(np.asarray(seen, dtype=np.float64))
     return np.array_equal(played[0], played[1], equal_nan=True)
