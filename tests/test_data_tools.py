@@ -1,4 +1,4 @@
-"""The data doctor: each verdict on a file broken for it, repair, conversion, collection, and the commands."""
+"""The data doctor: each finding on a file broken for it, repair, conversion, collection, and the commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def found(values: Any, env_id: str | None = None) -> dict[str, set[str]]:
     return {"errors": {v.name for v in report.errors}, "warnings": {v.name for v in report.warnings}}
 
 
-# Verdicts
+# Findings
 
 
 def test_good_data_has_facts_and_nothing_against_it() -> None:
@@ -75,8 +75,8 @@ def test_numbers_that_are_not_finite() -> None:
     values["rewards"][7] = np.nan
     values["observations"][[3, 50], 1] = np.inf
     report = inspect_transitions(values)
-    rows = {verdict.message.split()[0]: (verdict.count, verdict.first_row) for verdict in report.errors}
-    assert {verdict.name for verdict in report.errors} == {"not-finite"}
+    rows = {finding.message.split()[0]: (finding.count, finding.first_row) for finding in report.errors}
+    assert {finding.name for finding in report.errors} == {"not-finite"}
     assert rows == {"observations": (2, 3), "rewards": (1, 7)}
     assert json.dumps(report.to_json(), allow_nan=False)
 
@@ -85,9 +85,9 @@ def test_rows_that_jump_where_no_end_is_marked() -> None:
     values = good()
     values["truncated"][39] = False
     values["truncated"][199] = False
-    verdict = inspect_transitions(values).verdict("jumps")
-    assert verdict is not None
-    assert (verdict.count, verdict.first_row) == (2, 39)
+    finding = inspect_transitions(values).finding("jumps")
+    assert finding is not None
+    assert (finding.count, finding.first_row) == (2, 39)
 
 
 def test_leaps_where_there_are_no_next_observations() -> None:
@@ -95,18 +95,18 @@ def test_leaps_where_there_are_no_next_observations() -> None:
     del values["next_observations"]
     assert found(values) == {"errors": set(), "warnings": set()}
     values["truncated"][[149, 299]] = False
-    verdict = inspect_transitions(values).verdict("leaps")
-    assert verdict is not None
-    assert (verdict.count, verdict.first_row) == (2, 149)
+    finding = inspect_transitions(values).finding("leaps")
+    assert finding is not None
+    assert (finding.count, finding.first_row) == (2, 149)
 
 
 def test_leaps_where_next_observations_follow_the_rows_across_ends() -> None:
     values = good(length=150)
     values["next_observations"] = np.roll(values["observations"], -1, axis=0)
     values["truncated"][:-1] = False
-    verdict = inspect_transitions(values).verdict("leaps")
-    assert verdict is not None
-    assert (verdict.count, verdict.first_row) == (7, 149)
+    finding = inspect_transitions(values).finding("leaps")
+    assert finding is not None
+    assert (finding.count, finding.first_row) == (7, 149)
     right = good(length=150)
     right["truncated"][149] = False  # here next observations contradict the following row
     assert found(right) == {"errors": {"jumps"}, "warnings": set()}
@@ -119,9 +119,9 @@ def test_episodes_longer_than_the_time_limit(has_next: bool) -> None:
     if not has_next:
         del values["next_observations"]
     values["truncated"][799] = False
-    verdict = inspect_transitions(values, PENDULUM).verdict("too-long")
-    assert verdict is not None
-    assert (verdict.count, verdict.first_row) == (1, 600)
+    finding = inspect_transitions(values, PENDULUM).finding("too-long")
+    assert finding is not None
+    assert (finding.count, finding.first_row) == (1, 600)
     values["truncated"][:] = False
     assert "too-long" in found(values, PENDULUM)["errors"]
     assert "too-long" not in found(values)["errors"]
@@ -153,9 +153,9 @@ def test_rows_in_any_order() -> None:
 def test_last_rows_that_look_into_the_next_episode() -> None:
     values = good()
     values["next_observations"] = np.roll(values["observations"], -1, axis=0)  # as automatic resets leave it
-    verdict = inspect_transitions(values).verdict("crosses-episodes")
-    assert verdict is not None
-    assert (verdict.count, verdict.first_row) == (7, 39)
+    finding = inspect_transitions(values).finding("crosses-episodes")
+    assert finding is not None
+    assert (finding.count, finding.first_row) == (7, 39)
     cut = good(episodes=1, length=320)
     cut["truncated"][99:320:100] = True  # one long episode in pieces goes on across its marks, and that is right
     assert found(cut)["errors"] == set()
@@ -168,9 +168,9 @@ def test_all_ends_that_cross_are_found_where_most_of_them_leap() -> None:
     near = values["observations"][119] + 0.01  # but this reset happens to lead nearby
     values["observations"][120:160] += near - values["observations"][120]
     values["next_observations"] = np.roll(values["observations"], -1, axis=0)
-    verdict = inspect_transitions(values).verdict("crosses-episodes")
-    assert verdict is not None
-    assert verdict.count == 7
+    finding = inspect_transitions(values).finding("crosses-episodes")
+    assert finding is not None
+    assert finding.count == 7
 
 
 def test_crossings_that_nothing_is_learned_from_are_no_error() -> None:
@@ -193,7 +193,7 @@ def test_time_outs_marked_as_terminations() -> None:
     half = good(length=200)
     half["terminated"] = half["truncated"] & (np.arange(1600) < 800)
     half["truncated"] &= ~half["terminated"]
-    assert inspect_transitions(half, PENDULUM).verdict("timeouts-as-terminals").count == 4  # type: ignore[union-attr]
+    assert inspect_transitions(half, PENDULUM).finding("timeouts-as-terminals").count == 4  # type: ignore[union-attr]
     assert found(half) == {"errors": set(), "warnings": set()}
     right = good(length=200)
     right["terminated"][150], right["truncated"][150] = True, False
@@ -213,9 +213,9 @@ def test_constant_and_saturated_dimensions() -> None:
         values[name][:, 4] = np.clip(values[name][:, 0], -0.01, 0.01)
     values["actions"] = np.where(np.arange(320)[:, None] % 4 == 0, values["actions"], 1.0).astype(np.float32)
     report = inspect_transitions(values)
-    assert {verdict.name for verdict in report.warnings} == {"constant", "saturated", "saturated-actions"}
-    assert report.verdict("constant").message.endswith("dimensions 3")  # type: ignore[union-attr]
-    assert report.verdict("saturated").message.endswith("dimensions 4")  # type: ignore[union-attr]
+    assert {finding.name for finding in report.warnings} == {"constant", "saturated", "saturated-actions"}
+    assert report.finding("constant").message.endswith("dimensions 3")  # type: ignore[union-attr]
+    assert report.finding("saturated").message.endswith("dimensions 4")  # type: ignore[union-attr]
     assert report.facts["action_saturation"][0] == pytest.approx(0.75)
 
 
@@ -225,10 +225,10 @@ def test_actions_outside_the_space() -> None:
     assert found(values)["warnings"] == {"actions-outside"}
     assert "actions-outside" not in found(values, PENDULUM)["errors"]  # whose bounds are [-2, 2]
     values["actions"][5] = 2.5
-    verdict = inspect_transitions(values, PENDULUM).verdict("actions-outside")
-    assert verdict is not None
-    assert (verdict.count, verdict.first_row) == (1, 5)
-    assert "[-2, 2]" in verdict.message
+    finding = inspect_transitions(values, PENDULUM).finding("actions-outside")
+    assert finding is not None
+    assert (finding.count, finding.first_row) == (1, 5)
+    assert "[-2, 2]" in finding.message
     discrete = {**good(), "actions": np.arange(320) % 3}
     discrete["observations"] = discrete["next_observations"] = np.random.default_rng(0).normal(size=(320, 4))
     assert "actions-outside" in found(discrete, "CartPole-v1")["errors"]
@@ -240,14 +240,14 @@ def test_duplicates() -> None:
         array[80:120] = array[:40]
     report = inspect_transitions(values)
     assert report.is_sane
-    assert report.verdict("duplicates").count == 40  # type: ignore[union-attr]
+    assert report.finding("duplicates").count == 40  # type: ignore[union-attr]
 
 
 def test_spaces_that_do_not_fit() -> None:
-    verdict = inspect_transitions(good(), "CartPole-v1").verdict("spaces")
-    assert verdict is not None
-    assert "observations 3, expected 4" in verdict.message
-    assert "actions 1 continuous, expected discrete" in verdict.message
+    finding = inspect_transitions(good(), "CartPole-v1").finding("spaces")
+    assert finding is not None
+    assert "observations 3, expected 4" in finding.message
+    assert "actions 1 continuous, expected discrete" in finding.message
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +260,9 @@ def test_rewards_that_disagree_with_the_environment(point_data: TransitionDatase
     assert found(arrays, POINT) == {"errors": set(), "warnings": set()}
     arrays["rewards"] = arrays["rewards"].copy()
     arrays["rewards"][11] += 0.5
-    verdict = inspect_transitions(arrays, POINT).verdict("rewards-disagree")
-    assert verdict is not None
-    assert (verdict.count, verdict.first_row) == (1, 11)
+    finding = inspect_transitions(arrays, POINT).finding("rewards-disagree")
+    assert finding is not None
+    assert (finding.count, finding.first_row) == (1, 11)
     arrays["rewards"] = point_data.arrays["rewards"] + 1
     assert found(arrays, POINT) == {"errors": set(), "warnings": {"rewards-shifted"}}
 
@@ -279,10 +279,10 @@ def test_next_goals_that_are_misplaced_and_their_repair(
     arrays = {**point_data.arrays, "next_achieved_goals": wrong[fault]}
     if not has_next:
         del arrays["next_observations"]
-    verdict = inspect_transitions(arrays).verdict("misaligned-goals")
-    assert verdict is not None
-    assert ("same row" in verdict.message) == (fault == "same row")
-    assert (verdict.count == 2) == (fault == "few")
+    finding = inspect_transitions(arrays).finding("misaligned-goals")
+    assert finding is not None
+    assert ("same row" in finding.message) == (fault == "same row")
+    assert (finding.count == 2) == (fault == "few")
     mended, notes = repair_transitions(arrays, POINT)
     assert len(notes) == 1
     dataset = TransitionDataset.from_dict(mended)
@@ -332,9 +332,9 @@ def test_what_training_refuses_is_an_error(point_data: TransitionDataset) -> Non
         (one, POINT, "key 'desired_goals' is missing"),
         ({**goals, **narrow}, POINT, "differ in shape"),
     ):
-        verdict = inspect_transitions(values, env_id).verdict("refused")
-        assert verdict is not None
-        assert message in verdict.message
+        finding = inspect_transitions(values, env_id).finding("refused")
+        assert finding is not None
+        assert message in finding.message
     discrete = {**good(), "actions": np.full(320, -1)}
     discrete["observations"] = np.random.default_rng(0).normal(size=(320, 4))
     del discrete["next_observations"]
@@ -349,7 +349,7 @@ def test_arrays_that_make_no_rows_are_refused() -> None:
         ({"rewards": values["rewards"][:-1]}, r"rewards has shape \(319,\)"),
         ({"next_observations": values["next_observations"][:, :2]}, r"expected \(320, 3\)"),
         ({"actions": np.array(["a"] * 320)}, "expected 320 rows of numbers"),
-        ({"actions": np.zeros((320, 0))}, "expected at least one number a row"),
+        ({"actions": np.zeros((320, 0))}, "expected at least one number per row"),
         ({name: array[:0] for name, array in values.items()}, "no transitions"),
     ):
         with pytest.raises(DatasetError, match=message):
@@ -423,7 +423,7 @@ def test_repair_hides_the_next_episode_from_hindsight(point_data: TransitionData
     arrays = {**point_data.arrays, "terminated": point_data.arrays["truncated"], "truncated": np.zeros(300, bool)}
     names = ("observations", "achieved_goals", "desired_goals")
     arrays |= {f"next_{name}": np.roll(arrays[name], -1, axis=0) for name in names}
-    assert inspect_transitions(arrays).verdict("crosses-episodes").count == 5  # type: ignore[union-attr]
+    assert inspect_transitions(arrays).finding("crosses-episodes").count == 5  # type: ignore[union-attr]
     mended, notes = repair_transitions(arrays)
     assert len(notes) == 1
     for name in names:
@@ -438,8 +438,8 @@ def test_repair_says_what_it_left() -> None:
     values["truncated"][[149, 299]] = False
     notes = repair_transitions(values)[1]
     assert len(notes) == 1
-    assert notes[0].startswith("left as it is: leaps: 2 rows")
-    assert "seem not to be marked" in notes[0]
+    assert notes[0].startswith("left as it is: leaps: after 2 rows")
+    assert "ends of episodes that are not marked" in notes[0]
     with pytest.raises(DatasetError, match="terminated is 2 at row 0"):
         repair_transitions({**good(), "terminated": np.full(320, 2)})
 
@@ -451,7 +451,7 @@ def test_repair_without_an_environment_does_not_guess_bounds_or_limits() -> None
     arrays, notes = repair_transitions(values)
     assert arrays["actions"][5] == 3.0
     assert arrays["terminated"].sum() == 8
-    assert notes == ["actions outside [-1, 1] were left as they are: --env tells the bounds"]
+    assert notes == ["actions outside [-1, 1] were left as they are: --env gives the bounds to clip them to"]
     values["rewards"][:] = np.nan
     with pytest.raises(DatasetError, match="nothing can be kept"):
         repair_transitions(values)
@@ -614,7 +614,10 @@ def test_convert_copies_exactly_and_says_what_repair_did(run: Callable[..., Answ
     values["rewards"][3] = np.nan
     np.savez("nan.npz", **values)
     answer = run("convert", "nan.npz", "d.npz", "--repair", "--json")
-    assert json.loads(answer.out)["repairs"] == ["dropped 1 rows that are not finite, which ended 1 episodes early"]
+    assert json.loads(answer.out)["repairs"] == [
+        "dropped 1 rows that are not finite; the rest of 1 episodes is marked as fragments, which dataset_top_fraction"
+        " leaves out"
+    ]
     assert len(load_transition_dataset("d.npz")) == 319
 
 
@@ -642,3 +645,83 @@ def test_collect_writes_files_and_minari_datasets(run: Callable[..., Answer], tr
     np.testing.assert_array_equal(
         read_transitions("minari:point/random-v0")["observations"], read_transitions("a.npz")["observations"]
     )
+
+
+def test_unknown_names_and_endings_are_given_on_the_command_line(run: Callable[..., Answer]) -> None:
+    values = good()
+    values["sensor"], values["over"] = values.pop("observations"), values.pop("truncated")
+    with open("log.data", "wb") as file:
+        np.savez(file, **values)
+    options = ("--kind", "npz", "--rename", "sensor=observations", "--rename", "over=timeouts")
+    answer = run("inspect", "log.data", *options, "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["facts"]["episodes"] == 8
+    assert run("convert", "log.data", "b.pt", *options).code == 0
+    np.testing.assert_array_equal(load_transition_dataset("b.pt").arrays["observations"], values["sensor"])
+    for wrong, message in (
+        (("--kind", "npz"), "key 'observations' (or obs, "),
+        (options[2:], "does not tell the format"),
+        (("--kind", "nope"), "dataset_kind 'nope' is not a file's"),
+        (("--kind", "npz", "--rename", "sensor"), "--rename sensor: expected NAME=KEY"),
+        (("--kind", "npz", "--rename", "none=observations"), "there is no 'none' to rename"),
+    ):
+        answer = run("inspect", "log.data", *wrong)
+        assert answer.code == 2
+        assert message in answer.err
+        assert len(answer.err.splitlines()) == 1
+    values["rewards"][3] = np.nan
+    values["rew"] = values.pop("rewards")
+    np.savez("nan.npz", **values)
+    assert "not-finite: rew (rewards) has NaN" in run("inspect", "nan.npz", *options[2:]).out
+
+
+def test_convert_replaces_a_file_only_when_told_to(run: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez("a.npz", **good())
+    Path("b.npz").write_bytes(b"precious")
+    answer = run("convert", "a.npz", "b.npz")
+    assert answer.code == 2
+    assert "b.npz: exists already; expected another name, or --overwrite to replace it" in answer.err
+    for reply, code in (("n", 2), ("y", 0)):
+        asked: list[str] = []
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+
+        def confirm(question: str, asked: list[str] = asked, reply: str = reply, **_: Any) -> bool:
+            asked.append(question)
+            return reply == "y"
+
+        monkeypatch.setattr("typer.confirm", confirm)
+        assert Path("b.npz").read_bytes() == b"precious"
+        assert run("convert", "a.npz", "b.npz").code == code
+        assert asked == ["b.npz exists already. Replace it?"]
+    assert len(load_transition_dataset("b.npz")) == 320
+    for option in ("--overwrite", "-y"):
+        Path("b.npz").write_bytes(b"old")
+        assert run("convert", "a.npz", "b.npz", option).code == 0
+        assert len(load_transition_dataset("b.npz")) == 320
+
+
+def test_what_repair_cuts_is_marked_and_not_among_the_best() -> None:
+    values = good(length=40)
+    values["rewards"] = np.full(320, -1, np.float32)
+    values["observations"][[45, 100]] = np.nan  # in the second and the third episode
+    arrays, notes = repair_transitions(values)
+    assert "the rest of 2 episodes is marked as fragments" in notes[0]
+    dataset = TransitionDataset.from_dict(arrays)
+    assert dataset.episode_lengths.tolist() == [40, 5, 34, 20, 19, *[40] * 5]
+    assert dataset.complete_episodes.tolist() == [True, *[False] * 4, *[True] * 5]
+    assert dataset.top_episodes(0.2).episode_lengths.tolist() == [40]
+    assert inspect_transitions(dataset).facts["fragments"] == 4
+    assert repair_transitions(dataset)[1] == []
+
+
+def test_a_run_on_a_file_replaces_random_play_and_warns_of_terminations_at_the_limit(tmp_path: Path) -> None:
+    from rl_training.config import parse_config
+
+    values = good()
+    values["terminated"], values["truncated"] = values["truncated"], values["terminated"]
+    np.savez(tmp_path / "log.npz", **values)
+    settings = {"dataset_kind": "random", "dataset_path": str(tmp_path / "log.npz"), "hidden_sizes": [8]}
+    config = parse_config({"algo": "bc", "total_timesteps": 2, "output_dir": str(tmp_path), "algo_kwargs": settings})
+    with pytest.warns(UserWarning, match=r"log\.npz: 8 episodes of 40 steps are marked as terminated"):
+        assert train_experiment(config).global_step == 2

@@ -296,8 +296,8 @@ def test_offline_page_lists_every_name_and_format() -> None:
     assert re.findall(r"`(.+?)`", table["ends of episodes"]) == list(MARKS)
     for suffix, kind in SUFFIXES.items():
         assert re.search(rf"^\| `{kind}` \| .*`{re.escape(suffix)}`", text, re.MULTILINE), suffix
-    verdicts = re.findall(r'Verdict\(\s*"([a-z-]+)"', Path(inspection.__file__).read_text(encoding="utf-8"))
-    assert [name for name in verdicts if f"`{name}`" not in text] == []
+    findings = re.findall(r'Finding\(\s*"([a-z-]+)"', Path(inspection.__file__).read_text(encoding="utf-8"))
+    assert [name for name in findings if f"`{name}`" not in text] == []
 
 
 def anchors(page: Path, generator: ModuleType) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.data import load_transition_dataset
+from rl_training.data import load_transition_dataset, offline_dataset
 from rl_training.data.column_checks import is_finite
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.rewards import RewardTransformConfig
@@ -108,7 +108,7 @@ def test_a_file_without_next_observations_needs_no_second_copy_of_its_observatio
     assert peak < 1.5 * sum(array.nbytes for array in values.values())
 
 
-def test_goal_dictionaries_are_taken_apart_and_sampled_with_their_goal() -> None:
+def test_goal_dictionaries_are_split_and_sampled_with_their_goal() -> None:
     numbers = np.arange(4, dtype=np.float32)[:, None]
     observations = {"observation": numbers, "achieved_goal": numbers + 10, "desired_goal": numbers * 0 + 7}
     dataset = TransitionDataset.from_dict(
@@ -120,16 +120,16 @@ def test_goal_dictionaries_are_taken_apart_and_sampled_with_their_goal() -> None
     batch = dataset.sample(5)
     assert batch.observations.shape == (5, 2)
     assert (batch.observations[:, 1] == 7).all()
-    with pytest.raises(DatasetError, match="is a group of observation; expected observation, achieved_goal"):
+    with pytest.raises(DatasetError, match=r"key 'observations' \(or .*\) is missing; found .*observations/camera"):
         TransitionDataset.from_dict(
-            {"observations": {"observation": numbers}, "actions": numbers, "rewards": numbers, "terminated": numbers}
+            {"observations": {"camera": numbers}, "actions": numbers, "rewards": numbers, "terminated": numbers}
         )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": None}, "key 'rewards' is missing"),
+        ({"rewards": None}, r"key 'rewards' \(or rew, .*\) is missing"),
         ({"actions": np.zeros((8, 1))}, r"actions has shape \(8, 1\); expected 9 rows"),
         ({"actions": np.arange(-1, 8)}, "-1 is below 0"),
         ({"desired_goals": np.zeros((9, 2)), "achieved_goals": np.zeros((9, 3))}, "goals differ in shape"),
@@ -143,6 +143,21 @@ def test_what_does_not_fit_is_refused(changes: dict, message: str) -> None:
         make(**changes)
 
 
+def test_arrays_may_have_the_names_that_files_use() -> None:
+    dataset = make()
+    arrays = dataset.arrays
+    names = {"observations": "obs", "next_observations": "next_obs", "actions": "act", "rewards": "rew"}
+    ends = {"terminals": arrays["terminated"], "timeouts": arrays["truncated"]}
+    for flags in (ends, {"dones": arrays["terminated"]}, {"terminated": arrays["terminated"], "infos": ["ignored"]}):
+        again = TransitionDataset.from_dict({**{names[key]: arrays[key] for key in names}, **flags})
+        assert again.arrays.keys() == arrays.keys()
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(again.arrays[key], array)
+    others = {key: array for key, array in arrays.items() if key != "rewards"}
+    with pytest.raises(DatasetError, match=r"dataset: rew \(rewards\) has shape \(8,\); expected 9 rows"):
+        TransitionDataset.from_dict({**others, "rew": arrays["rewards"][:-1]})
+
+
 def test_reward_transforms_leave_the_original_alone_and_share_the_rest() -> None:
     dataset = make()
     before = dataset.arrays["rewards"].copy()
@@ -154,6 +169,7 @@ def test_reward_transforms_leave_the_original_alone_and_share_the_rest() -> None
     same = dataset.with_reward_transform(RewardTransformConfig(scale=2.0, shift=-1.0, clip_max=9.0))
     np.testing.assert_array_equal(same.arrays["rewards"], changed.arrays["rewards"])
     assert changed.sample(64).rewards.max() <= 9
+    assert dataset.with_reward_transform() is dataset
 
 
 def test_state_statistics_are_means_and_deviations_in_float64() -> None:
@@ -221,6 +237,18 @@ def test_an_episode_of_which_nothing_can_be_sampled_is_never_among_the_best() ->
     assert dataset.top_episodes(0.5).sample(8).rewards.max() <= 1
 
 
+def test_fragments_are_not_preferred_for_their_short_sum_of_negative_rewards() -> None:
+    rewards, fragment = np.full(9, -1, np.float32), np.isin(np.arange(9), [3, 4])
+    dataset = make((3, 2, 4), rewards=rewards, fragment=fragment)  # the second episode lacks rows
+    assert dataset.complete_episodes.tolist() == [True, False, True]
+    assert dataset.top_episodes(0.5).episode_returns.tolist() == [-3]
+    assert dataset.top_episodes(1.0).episode_returns.tolist() == [-3, -4]
+    plain = make((3, 2, 4), rewards=rewards)
+    assert plain.top_episodes(0.3).episode_returns.tolist() == [-2]
+    assert "fragment" not in make(fragment=np.zeros(9, bool)).arrays
+    assert make(fragment=np.ones(9, bool)).top_episodes(0.4).episode_returns.tolist() == [26]
+
+
 def test_changed_datasets_draw_as_the_original_does() -> None:
     rows = [make().for_task(SpaceSpec(2, 1), seed=5) for _ in range(3)]
     drawn = [rows[0], rows[1].with_reward_transform(scale=2.0), rows[2].top_episodes(1.0)]
@@ -246,6 +274,27 @@ def test_data_with_another_number_anywhere_is_other_data(key: str) -> None:
     arrays[key][10_001] = arrays[key][10_001] - 0.5 if key != "terminated" else True
     with pytest.raises(DatasetError, match="not the data"):
         TransitionDataset.from_dict(arrays).for_task(SpaceSpec(2, 1)).load_state_dict(state)
+
+
+def test_all_rows_of_large_data_are_part_of_its_fingerprint_and_older_runs_still_match(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = make((3, 20_000)).fingerprint()
+    monkeypatch.setattr(offline_dataset, "_SAMPLED_BYTES", 2**17)  # stands for 1 GiB
+    dataset = make((3, 20_000))
+    assert dataset.fingerprint() != small
+    sampled, _, _ = dataset.fingerprint().rpartition("-")
+    arrays = {name: array.copy() for name, array in dataset.arrays.items()}
+    arrays["rewards"][10_001] += 1  # a row that the sample does not contain
+    other = TransitionDataset.from_dict(arrays)
+    assert other.fingerprint().startswith(sampled)
+    state = {"generator": dataset.generator.get_state()}
+    with pytest.raises(DatasetError, match="not the data the run was started with"):
+        other.load_state_dict({**state, "fingerprint": dataset.fingerprint()})
+    dataset.load_state_dict({**state, "fingerprint": dataset.fingerprint()})
+    dataset.load_state_dict({**state, "fingerprint": sampled})  # as runs before 0.2 stored it
+    with pytest.raises(DatasetError, match="not the data the run was started with"):
+        dataset.load_state_dict({**state, "fingerprint": sampled[:-1]})
 
 
 def test_data_is_recognised_whether_or_not_its_next_observations_were_built() -> None:

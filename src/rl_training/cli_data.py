@@ -1,4 +1,4 @@
-"""``rl-training data``: look at, convert and collect datasets."""
+"""``rl-training data``: inspect, convert and collect datasets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from typing import Annotated
 import typer
 
 from rl_training.config import parse_overrides
+from rl_training.errors import ConfigError, DatasetError, shown
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and collect datasets.")
+data_app = typer.Typer(no_args_is_help=True, help="Inspect, convert and collect datasets.")
 
 _PLACE = "npz, pt, hdf5 or parquet by its ending, or minari:ID"
+_KINDS = "npz, pt, hdf5, parquet or minari"
 
 EnvOption = Annotated[str | None, typer.Option("--env", help="The environment that the data comes from.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="An argument of the environment.", metavar="KEY=VALUE")
+]
+KindOption = Annotated[
+    str | None, typer.Option("--kind", help=f"The format ({_KINDS}), if the name does not tell it.", metavar="KIND")
+]
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename",
+        help="Read an array of another name, e.g. sensor=observations; may be given many times.",
+        metavar="NAME=KEY",
+    ),
 ]
 
 
@@ -26,15 +39,16 @@ def inspect(
     file: Annotated[str, typer.Argument(help=f"A dataset: {_PLACE}.")],
     env: EnvOption = None,
     set_: SetOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 where an error is found.")] = False,
+    kind: KindOption = None,
+    rename: RenameOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if an error is found.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Show what is in a dataset, and what is wrong with it."""
-    from rl_training.errors import DatasetError
     from rl_training.tools.datasets import read_dataset
     from rl_training.tools.inspection import inspect_transitions
 
-    arrays = read_dataset(file)
+    arrays = read_dataset(file, kind=kind, rename=_parse_rename(rename))
     try:
         report = inspect_transitions(arrays, env, parse_overrides(set_ or []))
     except DatasetError as error:
@@ -51,16 +65,32 @@ def inspect(
 def convert(
     source: Annotated[str, typer.Argument(help=f"A dataset: {_PLACE}.", metavar="A")],
     target: Annotated[str, typer.Argument(help=f"What to write: {_PLACE}.", metavar="B")],
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended safely, and say what.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired safely, and say what.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", "-y", help="Replace B without asking.")] = False,
     env: EnvOption = None,
     set_: SetOption = None,
+    kind: KindOption = None,
+    rename: RenameOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Copy a dataset from one format into another."""
-    from rl_training.tools.datasets import convert_dataset
+    from rl_training.tools.datasets import check_target, convert_dataset
 
-    arguments = parse_overrides(set_ or [])
-    path, rows, notes = convert_dataset(source, target, repair=repair, env_id=env, env_kwargs=arguments)
+    existing = check_target(target)
+    if existing is not None and not overwrite:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise DatasetError(f"{existing}: exists already; expected another name, or --overwrite to replace it")
+        if not typer.confirm(f"{shown(existing)} exists already. Replace it?", err=True):
+            raise DatasetError(f"{existing}: exists already and was not replaced")
+    path, rows, notes = convert_dataset(
+        source,
+        target,
+        repair=repair,
+        env_id=env,
+        env_kwargs=parse_overrides(set_ or []),
+        kind=kind,
+        rename=_parse_rename(rename),
+    )
     if json_:
         print(json.dumps({"path": str(path), "transitions": rows, "repairs": notes}))
         return
@@ -68,7 +98,7 @@ def convert(
         print(note)
     if repair and not notes:
         print("nothing needed repair")
-    print(f"{rows:,} transitions in {path}")
+    print(f"{rows:,} transitions in {shown(path)}")
 
 
 @data_app.command()
@@ -77,12 +107,12 @@ def collect(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")],
     output: Annotated[str, typer.Option("--output", "-o", help=f"What to write: {_PLACE}.")],
     env: Annotated[str | None, typer.Option("--env", help="The environment; unset, that of the run.")] = None,
-    noise: Annotated[float, typer.Option(min=0, help="Deviation added to actions; discrete: share at random.")] = 0.0,
+    noise: Annotated[float, typer.Option(min=0, help="Std of noise on actions; discrete: share at random.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
     set_: SetOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Play episodes and write them down."""
+    """Play episodes and write them to a dataset."""
     from rl_training.data.dataset_loaders import write_transitions
     from rl_training.tools.datasets import check_target, collect_dataset
 
@@ -107,5 +137,14 @@ def collect(
         }
         print(json.dumps({**answer, "mean_return": float(returns.mean())}))
         return
-    print(f"{len(dataset):,} transitions of {len(returns):,} episodes in {path}")
-    print(f"mean return    {returns.mean():.2f} (deviation {returns.std():.2f})")
+    print(f"{len(dataset):,} transitions of {len(returns):,} episodes in {shown(path)}")
+    print(f"mean return    {returns.mean():.2f} (std {returns.std():.2f})")
+
+
+def _parse_rename(options: list[str] | None) -> dict[str, str]:
+    """Return the names in a file and the keys to read them as."""
+    pairs = [option.rpartition("=") for option in options or []]
+    for option, (name, _, key) in zip(options or [], pairs, strict=True):
+        if not name or not key:
+            raise ConfigError(f"--rename {shown(option)}: expected NAME=KEY, e.g. sensor=observations")
+    return {name: key for name, _, key in pairs}

@@ -14,9 +14,12 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from rl_training.errors import ConfigError, did_you_mean
+from rl_training.errors import ConfigError, did_you_mean, shown
 
 PRESET_DIR = Path(__file__).parent / "assets" / "configs"
+
+_YAML_BYTES = 1 << 20
+_YAML_VALUES = 20_000
 
 _TYPE_TAGS = {"float", "int", "str", "bool", "constrained"}
 
@@ -163,26 +166,60 @@ def preset_names() -> list[str]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping without constructing anything but plain values."""
+    name = shown(path)
     try:
+        if path.stat().st_size > _YAML_BYTES:
+            raise ConfigError(f"{name}: larger than {_YAML_BYTES:,} bytes; expected a configuration")
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a SafeLoader
+    except ConfigError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{name}: cannot be read: {shown(error)}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{name}: not valid YAML: {shown(' '.join(str(error).split()))}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
+        raise ConfigError(f"{name}: expected a mapping of keys to values, found {type(values).__name__}")
     return values
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which ``1e-3`` is a number and a key written twice is an error."""
+    """Safe YAML in which ``1e-3`` is a number and a key written twice is an error.
+
+    Aliases and merge keys can make a short text stand for billions of values, so the values are counted first.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._sizes: dict[yaml.Node, int] = {}  # of each node with everything below it, aliases expanded
+        self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if not is_alias:
+            self._sizes[node] = 1 + sum(self._sizes[child] for child in _children(node))
+        size = self._sizes.get(node, _YAML_VALUES + 1)  # a node that is not complete yet contains itself
+        if max(self._nodes, size) > _YAML_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {_YAML_VALUES:,} values, aliases included", node.start_mark
+            )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
+        keys = set[str]()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [child for pair in node.value for child in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 class _Dumper(yaml.SafeDumper):

@@ -8,6 +8,11 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 
+def shown(text: object) -> str:
+    """Return text from outside so that it is safe in a message: control characters and newlines appear escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(text))
+
+
 class RLTrainingError(Exception):
     """Base of every error this package raises on purpose."""
 
@@ -24,7 +29,13 @@ class EnvError(RLTrainingError, ValueError):
 
 
 class DatasetError(RLTrainingError, ValueError):
-    """A file of transitions is missing, damaged, or does not suit the task."""
+    """A file of transitions is missing, damaged, or does not suit the task.
+
+    Its message quotes names and keys from files, so all of it is escaped.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(shown(message))
 
 
 class CheckpointError(RLTrainingError):

@@ -1,22 +1,24 @@
-"""Reading logged transitions from the files people have. Loading never executes code from a file."""
+"""Read logged transitions from files of several formats, and write them. Reading never executes code from a file."""
 
 from __future__ import annotations
 
 import operator
 import os
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gymnasium.envs.registration import EnvSpec
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from rl_training.config import Settings
 from rl_training.data.formats import hdf5, minari_store, npz, parquet, torch_file
-from rl_training.data.formats.columns import ALIASES, canonical
+from rl_training.data.formats.columns import ALIASES, Columns, canonical, check_rename, is_known
+from rl_training.data.formats.storage import local_path
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.errors import ConfigError, DatasetError, did_you_mean
+from rl_training.errors import ConfigError, DatasetError, did_you_mean, shown
 
 __all__ = [
     "ALIASES",
@@ -25,12 +27,10 @@ __all__ = [
     "canonical",
     "find_file",
     "load_transition_dataset",
-    "read_npz",
     "read_transitions",
+    "warn_of_terminations_at_limit",
     "write_transitions",
 ]
-
-Array = NDArray[Any]
 
 DATA_FOLDER_VARIABLE = "RL_TRAINING_DATA"
 
@@ -42,7 +42,7 @@ SUFFIXES = {
     ".h5": "hdf5",
     ".parquet": "parquet",
 }
-"""The kind of file that a name's ending stands for."""
+"""File endings and the kind of file they stand for."""
 
 _FORMATS = {"npz": npz, "pt": torch_file, "hdf5": hdf5, "parquet": parquet}
 
@@ -51,7 +51,8 @@ class DatasetSettings(Settings):
     """Where logged transitions come from."""
 
     dataset_kind: Literal["random", "npz", "pt", "hdf5", "minari", "parquet"] | None = Field(
-        None, description="the format; unset: told from the file's name. random: play at random in env_id"
+        None,
+        description="the format; unset: by the file's name. random: play at random in env_id if no file is given",
     )
     dataset_path: Path | None = Field(
         None, description=f"the file; a name alone is also looked for in the folder ${DATA_FOLDER_VARIABLE}"
@@ -76,12 +77,14 @@ class DatasetSettings(Settings):
             raise ValueError(f"action_low = {list(low)} is not below action_high = {list(high)} in every action")
         return self
 
-    @model_validator(mode="after")
-    def _one_source(self) -> DatasetSettings:
-        if self.dataset_kind == "random" and (self.dataset_path is not None or self.dataset_id is not None):
-            given = "dataset_path" if self.dataset_path is not None else "dataset_id"
-            raise ValueError(f"dataset_kind = 'random' reads no file: expected no {given}, or another dataset_kind")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _file_instead_of_random_play(cls, values: Any) -> Any:
+        """Let a file or a Minari id replace ``random``, so that a preset with random play can be given a file."""
+        if not isinstance(values, dict) or values.get("dataset_kind") != "random":
+            return values
+        has_file = any(values.get(key) is not None for key in ("dataset_path", "dataset_id"))
+        return {**values, "dataset_kind": None} if has_file else values
 
     @property
     def source(self) -> str:
@@ -95,7 +98,7 @@ class DatasetSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """What is done to rewards, those of logged data and those of fresh play alike."""
+    """A transform of rewards, for offline and online data alike."""
 
     reward_scale: Annotated[float, Field()] | Literal["auto"] = Field(
         1.0, description="factor of the reward; auto: returns then span 1,000 from worst episode to best"
@@ -112,12 +115,12 @@ class RewardSettings(Settings):
         return self
 
     def reward_transform(self, dataset: TransitionDataset | None) -> RewardTransformConfig | None:
-        """Return what to do to rewards, None where that is nothing; ``auto`` looks at the dataset."""
+        """Return the transform of rewards, or None if it changes nothing; ``auto`` looks at the dataset's episodes."""
         scale = self.reward_scale
         if scale == "auto":
             if dataset is None:
                 raise ConfigError("algo_kwargs.reward_scale = 'auto' looks at logged data: expected a dataset")
-            returns = dataset.episode_returns
+            returns = dataset.episode_returns[dataset.complete_episodes]
             spread = float(returns.max() - returns.min())
             scale = 1000.0 / spread if spread > 0 else 1.0
         transform = RewardTransformConfig(
@@ -132,19 +135,19 @@ def load_transition_dataset(
     *,
     dataset_id: str | None = None,
     download: bool = False,
+    rename: Mapping[str, str] | None = None,
 ) -> TransitionDataset:
     """Read a dataset from a file, or by its Minari id.
 
     Args:
         path: a file, the folder of a Minari or LeRobot dataset, or ``minari:ID``.
-        kind: the format; unset, it is told from the name.
+        kind: the format; unset, the name decides.
         dataset_id: a Minari dataset, instead of ``path``.
-        download: whether a Minari dataset that is not here may be fetched.
+        download: whether a Minari dataset that is not here may be downloaded.
+        rename: for names that are not known, the file's name and the one to read it as: ``{"sensor": "observations"}``.
     """
-    where = str(path if path is not None else dataset_id)
-    return TransitionDataset.from_dict(
-        read_transitions(path, kind, dataset_id=dataset_id, download=download), where=where
-    )
+    columns = read_transitions(path, kind, dataset_id=dataset_id, download=download, rename=rename)
+    return TransitionDataset.from_dict(columns, where=str(path if path is not None else dataset_id))
 
 
 def read_transitions(
@@ -153,11 +156,13 @@ def read_transitions(
     *,
     dataset_id: str | None = None,
     download: bool = False,
-) -> dict[str, Any]:
-    """Read the arrays of a dataset under our names, as they are: ``TransitionDataset.from_dict`` checks them."""
+    rename: Mapping[str, str] | None = None,
+) -> Columns:
+    """Read the arrays of a dataset under our names, unchecked: ``TransitionDataset.from_dict`` checks them."""
+    check_rename(rename or {})
     if path is not None and str(path).startswith(minari_store.PREFIX):
         path, kind, dataset_id = None, "minari", str(path)[len(minari_store.PREFIX) :]
-    if kind == "minari" and path is not None and dataset_id is None and not Path(path).exists():
+    if kind == "minari" and path is not None and dataset_id is None and not local_path(path).exists():
         path, dataset_id = None, str(path)
     if dataset_id is not None:
         if path is not None or kind not in (None, "minari"):
@@ -165,7 +170,7 @@ def read_transitions(
                 f"dataset_id = {dataset_id!r} is for Minari alone: leave dataset_path and dataset_kind unset"
             )
         rows, names = minari_store.read(dataset_id, download=download)
-        return canonical(rows, dataset_id, names)
+        return canonical(rows, dataset_id, names, rename)
     if path is None:
         missing = "dataset_id" if kind == "minari" else "dataset_path"
         raise DatasetError(f"{missing} is required" + (f" for dataset_kind {kind!r}" if kind else ""))
@@ -174,24 +179,46 @@ def read_transitions(
     if kind == "minari":
         rows, names = minari_store.read_folder(found)
     elif kind in _FORMATS:
-        rows, names = _FORMATS[kind].read(found)
+        rows, names = _FORMATS[kind].read(found, lambda name: is_known(name) or name in (rename or {}))
     else:
         raise DatasetError(f"dataset_kind {kind!r} is not a file's; expected {', '.join([*_FORMATS, 'minari'])}")
-    return canonical(rows, str(found), names)
+    return canonical(rows, str(found), names, rename)
+
+
+def warn_of_terminations_at_limit(
+    dataset: TransitionDataset, time_limit: int | None = None, *, where: str = "dataset"
+) -> None:
+    """Warn if episodes that reach the time limit are marked as terminated, as ``data inspect`` does.
+
+    Args:
+        dataset: the data of a run.
+        time_limit: the environment's; None if it is unknown, and then the length of the longest episodes counts as it.
+        where: what the warning calls the data.
+    """
+    rows = dataset.terminations_at_limit(time_limit)
+    if len(rows):
+        length = int(dataset.episode_lengths.max()) if time_limit is None else time_limit
+        warnings.warn(
+            f"{shown(where)}: {len(rows):,} episodes of {length:,} steps are marked as terminated."
+            f" {'That is the time limit' if time_limit is not None else 'If that is a time limit'}, so they are"
+            " time-outs, and the learner takes the limit for the end of the task"
+            " (rl-training data convert --repair --env ENV_ID corrects them)",
+            stacklevel=2,
+        )
 
 
 def write_transitions(
     dataset: TransitionDataset, path: str | Path, kind: str | None = None, *, env_spec: EnvSpec | None = None
 ) -> Path:
-    """Write a dataset so that reading it gives the same arrays, and return where it lies.
+    """Write a dataset so that reading it gives the same arrays, and return its path.
 
-    A file appears under its name only when it is complete. For Minari, ``path`` is ``minari:ID`` (or an id, with the
+    A file gets its name only when it is complete. For Minari, ``path`` is ``minari:ID`` (or an id, with the
     kind given) and ``env_spec`` is the environment to record with it.
     """
     text = str(path)
     if text.startswith(minari_store.PREFIX) or kind == "minari":
         return minari_store.write(dataset, text.removeprefix(minari_store.PREFIX), env_spec=env_spec)
-    target = Path(path).expanduser()
+    target = local_path(path)
     kind = kind or kind_of(target)
     if kind not in _FORMATS:
         raise DatasetError(f"dataset_kind {kind!r} cannot be written; expected {', '.join([*_FORMATS, 'minari'])}")
@@ -200,7 +227,7 @@ def write_transitions(
 
 
 def kind_of(path: Path) -> str:
-    """Tell the format from a name, or from what a folder holds."""
+    """Return the format that a file's name or a folder's content stands for."""
     if path.is_dir():
         return "minari" if minari_store.is_folder(path) else "parquet"
     kind = SUFFIXES.get(path.suffix.lower())
@@ -208,19 +235,16 @@ def kind_of(path: Path) -> str:
         hint = did_you_mean(path.suffix.lower(), SUFFIXES)
         raise DatasetError(
             f"{path}: the name does not tell the format{hint}; expected an ending among {', '.join(SUFFIXES)},"
-            " or minari:ID, or dataset_kind"
+            " or minari:ID, or dataset_kind (data inspect --kind)"
         )
     return kind
 
 
 def find_file(path: str | Path) -> Path:
-    """Return a file that is where ``path`` says, or in the folder that ``RL_TRAINING_DATA`` names."""
-    direct = Path(path).expanduser()
-    folder = os.environ.get(DATA_FOLDER_VARIABLE)
-    candidates = [direct, *([Path(folder) / direct] if folder else [])]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    """Return the file or folder at ``path``, or in the folder that ``RL_TRAINING_DATA`` names."""
+    found, folder = locate(path), os.environ.get(DATA_FOLDER_VARIABLE)
+    if found is not None:
+        return found
     where = f"nor in ${DATA_FOLDER_VARIABLE} = {folder}" if folder else f"and ${DATA_FOLDER_VARIABLE} is not set"
     raise DatasetError(
         f"dataset_path = {str(path)!r}: no such file here, {where};"
@@ -228,7 +252,16 @@ def find_file(path: str | Path) -> Path:
     )
 
 
-def read_npz(path: Path) -> dict[str, Array]:
-    """Read the arrays of an npz file under our names."""
-    arrays, names = npz.read(path)
-    return canonical(arrays, str(path), names)
+def locate(path: str | Path) -> Path | None:
+    """Return the file or folder at ``path`` or in the data folder, or None if there is none."""
+    direct = local_path(path)
+    folder = os.environ.get(DATA_FOLDER_VARIABLE)
+    for candidate in [direct, *([Path(folder) / direct] if folder else [])]:
+        try:
+            if candidate.is_file() or candidate.is_dir():
+                return candidate
+            if candidate.exists():
+                raise DatasetError(f"{candidate}: neither a regular file nor a folder")
+        except OSError as error:  # a folder that may not be read, or a name that is too long
+            raise DatasetError(f"{candidate}: cannot be read: {error.strerror or error}") from None
+    return None

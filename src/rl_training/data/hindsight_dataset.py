@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSettings
-from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.offline_dataset import TransitionDataset, same_data
 from rl_training.envs.goals import GoalFunctions, GoalParts
 from rl_training.errors import DatasetError
 from rl_training.types import Batch, SpaceSpec
@@ -61,7 +61,7 @@ class HindsightDataset(HERReplayBuffer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned, if the data is still the same."""
-        if state["fingerprint"] != self._fingerprint:
+        if not same_data(state["fingerprint"], self._fingerprint):
             raise DatasetError("this is not the data the run was started with: its content or order has changed")
         self.rng.bit_generator.state = state["rng"]
         self.goals.load_state_dict(state["goals"])

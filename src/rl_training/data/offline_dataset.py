@@ -12,26 +12,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.config import parse_settings
-from rl_training.data.column_checks import convert, is_finite, take_apart
+from rl_training.data.column_checks import check_column, is_finite, terminations_at_limit
+from rl_training.data.formats.columns import Columns, canonical
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import DatasetError
 from rl_training.types import Batch, SpaceSpec
 
 Array = NDArray[Any]
 
-REQUIRED = ("observations", "actions", "rewards", "terminated")
 FOLLOWED = {f"next_{key}": key for key in ("observations", "achieved_goals", "desired_goals")}
+"""Columns with what followed each row, and the columns they can be taken from."""
+
+_SAMPLED_BYTES = 2**30  # fingerprints of larger data begin with a checksum of some rows, as those of older runs are
 
 
 class TransitionDataset:
     """Transitions in the order they were recorded, episode after episode.
 
-    What followed each row is kept only where it was recorded. Elsewhere it is the next row of the episode, and no copy
-    of the observations is made to say so.
+    Next observations are stored only if they were recorded. Otherwise they are found in the following row, and no
+    second copy of the observations is made.
 
     Attributes:
-        usable: which rows have a next observation (or need none); None where all of them do.
-        returns: what ``returns_to_go`` gave, where it is to be sampled with the rows.
+        usable: which rows have a next observation (or need none), ``[N]``; None if all of them do.
+        returns: the result of ``returns_to_go``, ``[N]``, if batches are to contain it.
     """
 
     def __init__(self, arrays: dict[str, Array], usable: Array | None = None, *, seed: int = 0) -> None:
@@ -46,28 +49,27 @@ class TransitionDataset:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, where: str = "dataset", seed: int = 0) -> TransitionDataset:
-        """Check and complete a mapping with the keys of ``arrays``; observations may be goal dictionaries.
+        """Check and complete arrays under the names that files may use; observations may be goal dictionaries.
 
         Missing ``next_observations`` are taken from the following row, never across an episode's end. The last row of
-        an episode that was cut off has no successor then, and is left out of what is sampled. ``usable`` may say which
-        rows are sampled.
+        an episode that timed out then has no next observation and is not sampled. ``usable`` may say which rows are
+        sampled, and ``fragment`` which rows belong to episodes with missing rows.
         """
-        arrays = take_apart(values, where)
-        for key in REQUIRED:
-            if key not in arrays:
-                raise DatasetError(f"{where}: key {key!r} is missing; found {', '.join(sorted(map(str, values)))}")
+        columns = Columns(values, values.sources) if isinstance(values, Columns) else canonical(values, where)
         for key, other in {"achieved_goals": "desired_goals", **FOLLOWED}.items():
-            if key in arrays and other not in arrays:
-                raise DatasetError(f"{where}: there are {key}, but key {other!r} is missing")
-        length = len(arrays["observations"]) if np.ndim(arrays["observations"]) else 0
+            if key in columns and other not in columns:
+                raise DatasetError(f"{where}: there are {columns.label(key)}, but key {other!r} is missing")
+        length = len(columns["observations"]) if np.ndim(columns["observations"]) else 0
         if length == 0:
             raise DatasetError(f"{where}: there are no transitions in it")
-        arrays.setdefault("truncated", np.zeros(length, bool))
-        arrays = {key: convert(key, value, length, where) for key, value in arrays.items()}
+        columns.setdefault("truncated", np.zeros(length, bool))
+        arrays = {key: check_column(key, value, length, where, columns.label(key)) for key, value in columns.items()}
         # The end of the data ends its last episode.
         if not (arrays["terminated"][-1] or arrays["truncated"][-1]):
             arrays["truncated"] = arrays["truncated"].copy()
             arrays["truncated"][-1] = True
+        if "fragment" in arrays and not arrays["fragment"].any():
+            del arrays["fragment"]
         usable = arrays.pop("usable", None)
         needed = ("next_observations", "next_achieved_goals")
         if any(target not in arrays and FOLLOWED[target] in arrays for target in needed):
@@ -79,8 +81,11 @@ class TransitionDataset:
             usable = None
         for a, b in FOLLOWED.items():
             if a in arrays and arrays[a].shape != arrays[b].shape:
-                raise DatasetError(f"{where}: {a} has shape {arrays[a].shape}, expected {arrays[b].shape} as {b}")
-        goals = {key: arrays[key].shape for key in ("achieved_goals", "desired_goals") if key in arrays}
+                raise DatasetError(
+                    f"{where}: {columns.label(a)} has shape {arrays[a].shape}, expected {arrays[b].shape} as"
+                    f" {columns.label(b)}"
+                )
+        goals = {columns.label(key): arrays[key].shape for key in ("achieved_goals", "desired_goals") if key in arrays}
         if len(set(goals.values())) > 1:
             raise DatasetError(f"{where}: achieved and desired goals differ in shape: {goals}")
         return cls(arrays, usable, seed=seed)
@@ -91,11 +96,12 @@ class TransitionDataset:
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """All columns by name, with what followed each row (built at the first call, where it was not recorded).
+        """All columns by name; next observations that were not recorded are built at the first call.
 
         ``observations [N, D]``, ``actions [N, A]`` (discrete: ``[N]``), ``rewards``, ``next_observations`` and the
         flags ``terminated`` and ``truncated`` ``[N]``; for goal tasks also ``achieved_goals``, ``desired_goals``
-        and the two with ``next_`` before them. Actions are in the environment's units until ``for_task``.
+        ``[N, G]`` and the same with ``next_`` before them; repaired data may have ``fragment`` ``[N]``. Actions are in
+        the environment's units until ``for_task``.
         """
         missing = [key for key, source in FOLLOWED.items() if source in self._recorded and key not in self._recorded]
         if missing and not self._built:
@@ -105,12 +111,12 @@ class TransitionDataset:
 
     @property
     def actions(self) -> Array:
-        """Actions as they were recorded, ``[N, A]`` or, where they are indices, ``[N]``."""
+        """Actions as they were recorded, ``[N, A]``, or ``[N]`` if they are indices."""
         return self._recorded["actions"]
 
     @property
     def _has_follower(self) -> Array:
-        """Whether the next row belongs to the same episode, for each row."""
+        """Whether the next row belongs to the same episode, ``[N]``."""
         return ~(self._recorded["terminated"] | self._recorded["truncated"])
 
     @property
@@ -144,8 +150,24 @@ class TransitionDataset:
         return np.add.reduceat(self._recorded["rewards"].astype(np.float64), self.episode_starts)
 
     @property
+    def complete_episodes(self) -> Array:
+        """Which episodes have all their rows, so that their returns can be compared; all, if none does.
+
+        Repair marks the rest of an episode from which it dropped rows as a fragment. The return of a fragment is the
+        sum of fewer rewards, and where rewards are negative it looks better than that of any complete episode.
+        """
+        if "fragment" not in self._recorded:
+            return np.ones(len(self.episode_ends), bool)
+        complete: Array = ~np.logical_or.reduceat(self._recorded["fragment"], self.episode_starts)
+        return complete if complete.any() else ~complete
+
+    def terminations_at_limit(self, time_limit: int | None = None) -> Array:
+        """Return the rows of terminations that are probably time-outs, for a known or an unknown time limit."""
+        return terminations_at_limit(self._recorded["terminated"], self.episode_ends, time_limit)
+
+    @property
     def spec(self) -> SpaceSpec:
-        """The sizes of the data, with actions taken to be in [-1, 1]."""
+        """The sizes of the data; actions are assumed to lie in [-1, 1]."""
         arrays = self._recorded
         goal_dim = arrays["desired_goals"].shape[1] if self.is_goal_conditioned else 0
         if self.is_discrete:
@@ -153,7 +175,7 @@ class TransitionDataset:
         return SpaceSpec(arrays["observations"].shape[1], arrays["actions"].shape[1], goal_dim)
 
     def state_statistics(self) -> tuple[Array, Array]:
-        """Return mean and deviation of each dimension of the observations, in float64."""
+        """Return mean and standard deviation of each dimension of the observations, in float64, ``[D]`` each."""
         observations = self._recorded["observations"]
         return observations.mean(axis=0, dtype=np.float64), observations.std(axis=0, dtype=np.float64)
 
@@ -166,22 +188,25 @@ class TransitionDataset:
         clip_min: float | None = None,
         clip_max: float | None = None,
     ) -> TransitionDataset:
-        """Return a new dataset with transformed rewards; the other arrays are shared, this one is left as it is."""
+        """Return a dataset with transformed rewards that shares the other arrays; itself, if nothing changes."""
         if transform is None:
             values = {"scale": scale, "shift": shift, "clip_min": clip_min, "clip_max": clip_max}
             transform = parse_settings(RewardTransformConfig, values, where="reward transform")
-        with np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold is refused below
+        if transform == RewardTransformConfig():
+            return self
+        with np.errstate(over="ignore", invalid="ignore"):  # rewards too large for float32 are refused below
             rewards = np.asarray(transform.apply(self._recorded["rewards"]), dtype=np.float32)
         if not is_finite(rewards):
             raise DatasetError(f"rewards times {transform.scale:g} plus {transform.shift:g} are not finite")
         return self._changed({**self._recorded, "rewards": rewards}, self.usable)
 
     def top_episodes(self, fraction: float) -> TransitionDataset:
-        """Return the episodes with the highest returns, a share ``fraction`` of them and at least one."""
-        returns = self.episode_returns
-        if self.usable is not None:  # an episode of which nothing can be sampled is no use, whatever its return
+        """Return the complete episodes with the highest returns, a share ``fraction`` of them and at least one."""
+        returns, complete = self.episode_returns, self.complete_episodes
+        returns[~complete] = -np.inf
+        if self.usable is not None:  # an episode without a row that can be sampled is of no use, whatever its return
             returns[~np.logical_or.reduceat(self.usable, self.episode_starts)] = -np.inf
-        count = max(1, round(fraction * len(returns)))
+        count = max(1, round(fraction * int(complete.sum())))
         chosen = np.zeros(len(returns), bool)
         chosen[np.argsort(-returns, kind="stable")[:count]] = True
         rows = np.repeat(chosen, self.episode_lengths)
@@ -189,13 +214,13 @@ class TransitionDataset:
         return self._changed({key: value[rows] for key, value in self._recorded.items()}, usable)
 
     def _changed(self, arrays: dict[str, Array], usable: Array | None) -> TransitionDataset:
-        """Return a dataset of other arrays, that draws on the same device from the same random state."""
+        """Return a dataset of other arrays that draws on the same device, from a copy of the random state."""
         dataset = TransitionDataset(arrays, usable)
         dataset.device, dataset.generator = self.device, self.generator.clone_state()
         return dataset
 
     def for_task(self, spec: SpaceSpec, *, device: str | torch.device = "cpu", seed: int = 0) -> TransitionDataset:
-        """Return the dataset as a learner of ``spec`` needs it: sizes checked, actions in [-1, 1], on its device."""
+        """Return the dataset for a learner of ``spec``: sizes checked, actions scaled to [-1, 1], on its device."""
         own = self.spec
         for name in ("observation_dim", "action_dim", "goal_dim"):
             if getattr(own, name) != getattr(spec, name):
@@ -216,10 +241,10 @@ class TransitionDataset:
         return dataset
 
     def returns_to_go(self, gamma: float) -> Array:
-        """Return, for each row, the discounted sum of rewards from it to the end of its episode."""
+        """Return the discounted sum of rewards from each row to the end of its episode, ``[N]``."""
         returns = self._recorded["rewards"].astype(np.float64)
         starts, rows = self.episode_starts, self.episode_ends - 2
-        while (live := rows >= starts).any():  # from the ends backwards, one step of all episodes at a time
+        while (live := rows >= starts).any():  # backwards from the ends, one step of all episodes at a time
             starts, rows = starts[live], rows[live]
             returns[rows] += gamma * returns[rows + 1]
             rows = rows - 1
@@ -229,52 +254,54 @@ class TransitionDataset:
         """Draw ``batch_size`` transitions uniformly, with replacement."""
         tensors = self._tensors or self._make_tensors()
         rows = len(self) if self._rows is None else len(self._rows)
-        index = torch.randint(rows, (batch_size,), generator=self.generator, device=self.device)
+        index = torch.randint(rows, (batch_size,), generator=self.generator, device=self.device)  # [B]
         if self._rows is not None:
-            index = self._rows.index_select(0, index)
+            index = self._rows.index_select(0, index)  # [B], rows that are usable
         if "next_observations" in tensors:
-            next_observations = tensors["next_observations"].index_select(0, index)
+            next_observations = tensors["next_observations"].index_select(0, index)  # [B, D]
         else:
-            following = index + tensors["has_follower"].index_select(0, index)
-            next_observations = tensors["observations"].index_select(0, following)
+            following = index + tensors["has_follower"].index_select(0, index)  # [B]
+            next_observations = tensors["observations"].index_select(0, following)  # [B, D]
         return Batch(
-            observations=tensors["observations"].index_select(0, index),
-            actions=tensors["actions"].index_select(0, index),
-            rewards=tensors["rewards"].index_select(0, index),
+            observations=tensors["observations"].index_select(0, index),  # [B, D], with goals [B, D + G]
+            actions=tensors["actions"].index_select(0, index),  # [B, A], discrete: [B, 1]
+            rewards=tensors["rewards"].index_select(0, index),  # [B]
             next_observations=next_observations,
-            terminated=tensors["terminated"].index_select(0, index),
-            returns=tensors["returns"].index_select(0, index) if self.returns is not None else None,
+            terminated=tensors["terminated"].index_select(0, index),  # [B], 0.0 or 1.0
+            returns=tensors["returns"].index_select(0, index) if self.returns is not None else None,  # [B]
             prior_rows=batch_size,
         )
 
     def policy_observations(self) -> Tensor:
-        """Return all that a policy would have seen, ``[N, policy_dim]``, on the device."""
+        """Return the observations of all rows as a policy gets them, ``[N, policy_dim]``, on the device."""
         return (self._tensors or self._make_tensors())["observations"]
 
     def fingerprint(self) -> str:
-        """Return a short text that tells this data from other data: a checksum of all columns."""
+        """Return a short text that identifies this data: the number of rows and a CRC-32 of all columns.
+
+        A changed number goes unnoticed with probability 2^-32. Data of more than 1 GiB has a second checksum before
+        that one, of some rows alone, which is all that earlier versions stored.
+        """
         if self._fingerprint is None:
             columns = [self._recorded[key] for key in sorted(self._recorded)]
-            # Of data beyond a gigabyte, which may be mapped from a file, some rows stand for the others.
-            step = 1 + sum(column.nbytes for column in columns) // 2**30
-            total = 0
-            for column in columns:
-                total = zlib.crc32(np.ascontiguousarray(column[::step]).data, total)
-            self._fingerprint = f"{len(self)}-{total:08x}"
+            step = 1 + sum(column.nbytes for column in columns) // _SAMPLED_BYTES
+            self._fingerprint = f"{len(self)}-{_checksum(columns, step):08x}"
+            if step > 1:
+                self._fingerprint += f"-{_checksum(columns, 1):08x}"
         return self._fingerprint
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return what a resumed run needs: the random state, and how to recognise the data, not the data itself."""
+        """Return what a resumed run needs: the random state and the fingerprint of the data, not the data itself."""
         return {"generator": self.generator.get_state(), "fingerprint": self.fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned, if the data is still the same."""
-        if state["fingerprint"] != self.fingerprint():
+        if not same_data(state["fingerprint"], self.fingerprint()):
             raise DatasetError("this is not the data the run was started with: its content or order has changed")
         self.generator.set_state(state["generator"].cpu())
 
     def _make_tensors(self) -> dict[str, Tensor]:
-        """Put what is sampled on the device; on the CPU the arrays themselves are used, not copies."""
+        """Put the sampled columns on the device; on the CPU the tensors share memory with the arrays."""
         follows = any(key in self._recorded for key in FOLLOWED)
         arrays = self.arrays if follows else self._recorded
 
@@ -300,3 +327,16 @@ class TransitionDataset:
         if self._rows is not None:
             self._rows = self._rows.to(self.device)
         return self._tensors
+
+
+def same_data(stored: str, fingerprint: str) -> bool:
+    """Return whether a stored fingerprint is that of the data; of large data older versions stored only the start."""
+    return fingerprint == stored or (fingerprint.count("-") == 2 and fingerprint.rpartition("-")[0] == stored)
+
+
+def _checksum(columns: list[Array], step: int) -> int:
+    """Return a checksum of every ``step``-th row of all columns."""
+    total = 0
+    for column in columns:
+        total = zlib.crc32(np.ascontiguousarray(column[::step]).data, total)
+    return total

@@ -15,7 +15,7 @@ from rl_training.algorithms.base import CriticSettings, Learner
 from rl_training.algorithms.table import algorithms_for
 from rl_training.config import TrainConfig
 from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
-from rl_training.data.dataset_loaders import load_transition_dataset
+from rl_training.data.dataset_loaders import load_transition_dataset, warn_of_terminations_at_limit
 from rl_training.data.hindsight_dataset import HindsightDataset
 from rl_training.data.mixture import Mixture, Source
 from rl_training.envs.factory import make_env, make_vector_env, space_spec
@@ -141,6 +141,7 @@ def _load_dataset(config: TrainConfig, settings: RunSettings) -> TransitionDatas
     dataset = load_transition_dataset(
         source.dataset_path, source.dataset_kind, dataset_id=source.dataset_id, download=source.dataset_download
     )
+    warn_of_terminations_at_limit(dataset, where=source.source)
     return _with_env_rewards(dataset, settings)
 
 

@@ -1,4 +1,4 @@
-"""``rl-training data``: converting datasets from one format to another, and collecting new ones."""
+"""Convert datasets from one format to another, and collect new ones (``rl-training data``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from rl_training.data.dataset_loaders import (
     DATA_FOLDER_VARIABLE,
-    find_file,
     kind_of,
+    locate,
     read_transitions,
     write_transitions,
 )
 from rl_training.data.formats.minari_store import PREFIX, check_new
+from rl_training.data.formats.storage import local_path
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import extract_goal_parts, is_goal_space
@@ -42,15 +43,31 @@ def convert_dataset(
     repair: bool = False,
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    kind: str | None = None,
+    rename: Mapping[str, str] | None = None,
 ) -> tuple[Path, int, list[str]]:
-    """Copy a dataset into another format, mended where asked, and return where it lies, its rows and what was done."""
+    """Copy a dataset into another format, and repair it if asked.
+
+    Args:
+        source: a file, a folder or ``minari:ID``.
+        target: the file to write, which is replaced if it exists, or a new ``minari:ID``.
+        repair: whether to repair what can be repaired safely.
+        env_id: the environment that the data comes from.
+        env_kwargs: arguments of the environment.
+        kind: the format of ``source``; unset, the name decides.
+        rename: the source's name and the known name to read it as, for names that are not known.
+
+    Returns:
+        The path of the new dataset, its number of rows, and a line for each repair.
+    """
     check_target(target)
     env_spec = None
     if env_id is not None:
         env = make_env(env_id, env_kwargs)
         env_spec = env.spec
         env.close()
-    arrays, notes = read_dataset(source), list[str]()
+    arrays: Mapping[str, Any] = read_dataset(source, kind=kind, rename=rename)
+    notes: list[str] = []
     try:
         if repair:
             arrays, notes = repair_transitions(arrays, env_id, env_kwargs)
@@ -60,22 +77,23 @@ def convert_dataset(
     return write_transitions(dataset, target, env_spec=env_spec), len(dataset), notes
 
 
-def read_dataset(source: str | Path) -> dict[str, Any]:
-    """Read the raw arrays of a file or of ``minari:ID``."""
-    if not str(source).startswith(PREFIX):
-        try:
-            find_file(source)
-        except DatasetError:
-            raise DatasetError(f"{source}: no such file, here or in ${DATA_FOLDER_VARIABLE}") from None
-    return read_transitions(source)
+def read_dataset(
+    source: str | Path, *, kind: str | None = None, rename: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Read the raw arrays of a file, a folder or ``minari:ID`` under our names."""
+    if not str(source).startswith(PREFIX) and kind != "minari" and locate(source) is None:
+        raise DatasetError(f"{source}: no such file, here or in ${DATA_FOLDER_VARIABLE}")
+    return read_transitions(source, kind, rename=rename)
 
 
-def check_target(target: str | Path) -> None:
-    """Say that a name tells no format, or is taken, before any work is done for it."""
+def check_target(target: str | Path) -> Path | None:
+    """Refuse a target that cannot be written before any work is done; return the file it would replace, if any."""
     if str(target).startswith(PREFIX):
         check_new(str(target).removeprefix(PREFIX))
-    else:
-        kind_of(Path(target))
+        return None
+    path = local_path(target)
+    kind_of(path)
+    return path if path.exists() else None
 
 
 def collect_dataset(
@@ -95,7 +113,7 @@ def collect_dataset(
         policy: ``random``, ``scripted`` (the environment's hand-written controller, where there is one), or a run or
             checkpoint, whose actions are deterministic but for the noise.
         episodes: how many episodes to play.
-        noise: standard deviation of what is added to actions in [-1, 1]; for discrete actions the share that is random.
+        noise: standard deviation of the noise on actions in [-1, 1]; for discrete actions the share of random ones.
         seed: decides every random number.
         env_kwargs: arguments of the environment; empty takes those of the run.
         progress_bar: whether to show one, on a terminal.

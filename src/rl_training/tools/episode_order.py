@@ -1,4 +1,4 @@
-"""Questions about raw rows that both inspection and repair ask: where episodes end, and what follows what."""
+"""Where episodes of raw rows end, and which rows follow each other. Inspection and repair both use this."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.column_checks import FLAGS, is_finite
-from rl_training.data.offline_dataset import REQUIRED, TransitionDataset
+from rl_training.data.column_checks import FLAGS, REQUIRED, is_finite
+from rl_training.data.formats.columns import label_of
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import GoalFunctions
 from rl_training.errors import DatasetError
@@ -21,22 +22,21 @@ Array = NDArray[Any]
 
 OBSERVED = ("observations", "achieved_goals", "desired_goals")
 
-_SAMPLE = 20_000  # rows that a quantile is taken of
+_SAMPLE = 20_000  # rows from which a quantile is estimated
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the environment says that the data should come from."""
+    """The environment that the data is compared with."""
 
     spec: SpaceSpec
     time_limit: int | None
     goals: GoalFunctions | None
-
     env: gym.Env[Any, Any]
 
     @classmethod
     def of(cls, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Task:
-        """Read off an environment what can be compared with data; ``close`` it afterwards."""
+        """Make an environment and read what can be compared with data; ``close`` it afterwards."""
         env = make_env(env_id, env_kwargs, raw_reward=True)
         spec = space_spec(env)
         limits = [env.spec.max_episode_steps if env.spec is not None else None]
@@ -53,7 +53,7 @@ class Task:
 
 
 def raw_arrays(source: TransitionDataset | Mapping[str, Any]) -> dict[str, Array]:
-    """Return arrays with equal lengths and one vector or number a row; what they contain is not judged."""
+    """Return arrays of equal lengths with one vector or number per row; their values are not checked."""
     values = source.arrays if isinstance(source, TransitionDataset) else source
     usable = {} if not isinstance(source, TransitionDataset) or source.usable is None else {"usable": source.usable}
     for key in REQUIRED:
@@ -64,34 +64,35 @@ def raw_arrays(source: TransitionDataset | Mapping[str, Any]) -> dict[str, Array
         raise DatasetError("there are no transitions in it")
     arrays: dict[str, Array] = {"truncated": np.zeros(length, bool)}
     for key, value in {**values, **usable}.items():
-        array = np.asarray(value)
+        array, label = np.asarray(value), label_of(values, key)
         if array.dtype.kind not in "biuf" or array.ndim not in (1, 2) or len(array) != length:
-            found = f"{key} has shape {array.shape} and dtype {array.dtype}"
+            found = f"{label} has shape {array.shape} and dtype {array.dtype}"
             raise DatasetError(f"{found}; expected {length} rows of numbers, as observations have")
         if not array.size:
-            raise DatasetError(f"{key} has shape {array.shape}; expected at least one number a row")
+            raise DatasetError(f"{label} has shape {array.shape}; expected at least one number per row")
         if key in ("rewards", *FLAGS) or (key == "actions" and array.dtype.kind in "iu" and array.size == length):
             if array.size != length:
-                raise DatasetError(f"{key} has shape {array.shape}; expected ({length},)")
+                raise DatasetError(f"{label} has shape {array.shape}; expected ({length},)")
             arrays[key] = array.reshape(length).astype(bool) if key in FLAGS else array.reshape(length)
         else:
             arrays[key] = array.reshape(length, -1)
     for name in OBSERVED:
         if f"next_{name}" in arrays and (name not in arrays or arrays[f"next_{name}"].shape != arrays[name].shape):
-            expected = arrays[name].shape if name in arrays else f"{name} beside it"
-            raise DatasetError(f"next_{name} has shape {arrays[f'next_{name}'].shape}; expected {expected}")
+            expected = arrays[name].shape if name in arrays else f"{name} as well"
+            label = label_of(values, f"next_{name}")
+            raise DatasetError(f"{label} has shape {arrays[f'next_{name}'].shape}; expected {expected}")
     return arrays
 
 
 def ends_of(arrays: Mapping[str, Array]) -> Array:
-    """Return which rows are the last of their episode; the last row of all is."""
+    """Return which rows are the last of their episode; the last row of the data always is."""
     ends = arrays["terminated"] | arrays["truncated"]
     ends[-1] = True
     return ends
 
 
 def episodes_of(arrays: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Return the first row of each episode, and how many rows it has."""
+    """Return the first row of each episode and its number of rows."""
     ends = np.flatnonzero(ends_of(arrays)) + 1
     starts = np.concatenate([[0], ends[:-1]])
     return starts, ends - starts
@@ -108,25 +109,25 @@ def bad_rows(arrays: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True)
 class Order:
-    """How next observations fit the rows around them: the offset they come from, and where they do not fit."""
+    """From which rows next observations come, and the rows for which that does not hold."""
 
     offset: int | None
-    """1 where next observations are those of the next row, as they should be; None where there is no rule."""
+    """Next observations are the observations of row + ``offset``, which should be 1; None if no offset fits."""
     jumps: Array
-    """Rows inside an episode that the next row does not follow (with ``offset`` 1)."""
+    """Rows inside an episode whose next observation is not the following row's (with ``offset`` 1)."""
     crossings: Array
-    """Last rows whose next observation is the first of the next episode, and is learned from (with ``offset`` 1)."""
+    """Last rows with the first observation of the next episode as next observation, if it is bootstrapped from."""
     terminal_crossings: Array
-    """The same where the task terminates: nothing but hindsight looks at what follows a termination."""
+    """The same for rows that terminate: only hindsight looks at what follows a termination."""
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether rows do not follow each other, so that the lengths of episodes mean nothing."""
+        """Whether rows are in no order, so that the lengths of episodes mean nothing."""
         return self.offset is None
 
 
 def examine_order(arrays: Mapping[str, Array]) -> Order | None:
-    """Compare next observations with the observations around them; None where there are none to compare."""
+    """Compare next observations with the observations of nearby rows; None if there are none to compare."""
     none = np.zeros(0, np.int64)
     if "next_observations" not in arrays or len(arrays["rewards"]) < 2:
         return None
@@ -152,7 +153,8 @@ def examine_order(arrays: Mapping[str, Array]) -> Order | None:
     crossing = last[follows(last, 1)]
     if len(crossing):
         is_reset = _is_reset(observations, crossing, inside[fits], np.where(scale > 0, scale, 1.0))
-        # Where most ends cross and most of those are seen to leap, the rest are resets that happened to lead nearby.
+        # If most episode ends carry the next reset's observation, treat all of them that way.
+        # Some resets just land close by.
         if not (2 * len(crossing) > len(last) and 2 * is_reset.sum() > len(crossing)):
             crossing = crossing[is_reset]
     if "usable" in arrays:
@@ -169,11 +171,11 @@ class MisplacedGoals:
     are_own: bool
     """Whether they are the goals of the same row instead."""
     are_most: bool
-    """Whether most goals that change are misplaced, so that those of the last rows cannot be trusted either."""
+    """Whether most goals that change are misplaced; then those of the last rows are probably wrong, too."""
 
 
 def misplaced_goals(arrays: Mapping[str, Array], order: Order | None) -> dict[str, MisplacedGoals]:
-    """Compare next goals with the goals of the following row, wherever that row is known to follow, by their name."""
+    """Compare next goals with the goals of the following row, in rows that are known to be followed by it."""
     if not _is_in_order(arrays, order):
         return {}
     inside = ~ends_of(arrays)
@@ -196,12 +198,12 @@ def misplaced_goals(arrays: Mapping[str, Array], order: Order | None) -> dict[st
 
 
 def _is_in_order(arrays: Mapping[str, Array], order: Order | None) -> bool:
-    """Return whether rows follow each other: as next observations say, or for want of any that say otherwise."""
+    """Return whether rows follow each other; without next observations it is assumed."""
     return "next_observations" not in arrays if order is None else order.offset == 1
 
 
 def _numbers(array: Array) -> Array:
-    """Return numbers that can be subtracted: truth values cannot, and whole numbers without a sign wrap around."""
+    """Return numbers that can be subtracted: booleans cannot, and unsigned integers wrap around."""
     return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 
@@ -210,13 +212,16 @@ def _scale(values: Array) -> Array:
 
 
 def _same(values: Array, others: Array, scale: Array) -> Array:
-    """Return which rows are equal, but for rounding."""
+    """Return which rows are equal up to rounding."""
     tolerance = (1e-4 * scale + 1e-7).astype(values.dtype)
     return np.asarray((np.abs(values - others) <= tolerance).all(axis=1))
 
 
 def _is_reset(observations: Array, rows: Array, inside: Array, scale: Array) -> Array:
-    """Tell resets from episodes that were cut in two and go on: a reset leaps, or leads to much the same state."""
+    """Return which rows are followed by a reset, and not by the rest of an episode that was cut in two.
+
+    A reset changes the observation far more than a step does, or always leads to about the same state.
+    """
 
     def steps(chosen: Array) -> Array:
         return np.asarray(np.linalg.norm((observations[chosen + 1] - observations[chosen]) / scale, axis=1))
@@ -229,10 +234,10 @@ def _is_reset(observations: Array, rows: Array, inside: Array, scale: Array) -> 
 
 
 def leaps(arrays: Mapping[str, Array], order: Order | None) -> Array:
-    """Return rows inside an episode after which the observation changes as it does nowhere else: unmarked ends.
+    """Return rows inside an episode after which the observation changes far more than elsewhere: unmarked ends.
 
-    For data without next observations, or with those of the following row even where another episode starts there.
-    Rows that contradict their next observation are left out: ``order`` has them as jumps.
+    This is for data without next observations, and for data in which they are always the following row's. Rows whose
+    next observation is not the following row's are left out: ``order`` lists them as jumps.
     """
     if not _is_in_order(arrays, order):
         return np.zeros(0, np.int64)
@@ -247,24 +252,11 @@ def leaps(arrays: Mapping[str, Array], order: Order | None) -> Array:
     return np.asarray(inside[steps > 3 * np.quantile(steps, 0.99) + 1e-6])
 
 
-def fixed_terminals(arrays: Mapping[str, Array], time_limit: int | None) -> Array:
-    """Return the rows that terminate where the time limit is reached, if at least half of the episodes there do.
-
-    Without a limit the longest length is taken for it, where three episodes or more have it and (almost) all terminate.
-    """
-    starts, lengths = episodes_of(arrays)
-    limit = int(lengths.max()) if time_limit is None else time_limit
-    at_limit = (starts + lengths - 1)[lengths == limit]
-    suspects = at_limit[arrays["terminated"][at_limit]]
-    least = max(3, len(at_limit) - 1) if time_limit is None else max(1, len(at_limit) / 2)
-    return np.asarray(suspects if limit > 1 and len(suspects) >= least else suspects[:0])
-
-
 def too_long(arrays: Mapping[str, Array], time_limit: int) -> tuple[Array, bool]:
-    """Return the first rows of episodes beyond the time limit, and whether ends must be missing in them.
+    """Return the first rows of episodes longer than the time limit, and whether ends must be missing in them.
 
-    They must where most episodes keep to the limit, or one is long enough for two. Else another limit may have been in
-    force when the data was recorded, as with people who took more time than the task gives.
+    Ends must be missing if most episodes keep to the limit, or if one has at least twice its length. Otherwise the data
+    may have been recorded with another limit.
     """
     starts, lengths = episodes_of(arrays)
     long = lengths > time_limit

@@ -1,14 +1,16 @@
-"""Looking at logged transitions before anything is learned from them: facts, and verdicts on what is wrong."""
+"""Examine logged transitions before anything is learned from them: facts about them, and what is wrong with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.column_checks import FLAGS, is_finite
+from rl_training.data.column_checks import FLAGS, is_finite, terminations_at_limit
+from rl_training.data.formats.columns import label_of
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.goals import GoalFunctions
 from rl_training.errors import DatasetError
@@ -20,19 +22,62 @@ from rl_training.tools.episode_order import (
     ends_of,
     episodes_of,
     examine_order,
-    fixed_terminals,
     leaps,
     misplaced_goals,
     raw_arrays,
     too_long,
 )
-from rl_training.tools.inspection_report import DatasetReport, Verdict
 from rl_training.types import SpaceSpec
 
 Array = NDArray[Any]
 
 _BINS = 10
-_REWARD_ROWS = 20_000  # rows whose reward is asked of the environment, evenly spread
+_REWARD_ROWS = 20_000  # rows whose rewards are compared with the environment's, evenly spread
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: its name, what it means, how many rows (or dimensions) have it, and the first row."""
+
+    name: str
+    message: str
+    count: int
+    first_row: int | None = None
+
+
+@dataclass
+class DatasetReport:
+    """What was found: ``facts``, ``warnings`` (look at it) and ``errors`` (learning from it would go wrong)."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[Finding] = field(default_factory=list)
+    errors: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether there are no errors."""
+        return not self.errors
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {**asdict(self), "is_sane": self.is_sane}
+
+    def finding(self, name: str) -> Finding | None:
+        """Return the error or warning of that name."""
+        return next((found for found in (*self.errors, *self.warnings) if found.name == name), None)
+
+    def lines(self) -> list[str]:
+        """Return the report as text for a terminal."""
+        lines = [f"{name:20} {_text(value)}" for name, value in self.facts.items() if name != "return_histogram"]
+        histogram = self.facts.get("return_histogram")
+        if histogram:
+            lines.append("returns of episodes")
+            top = max(histogram["counts"])
+            for count, low, high in zip(histogram["counts"], histogram["edges"], histogram["edges"][1:], strict=False):
+                lines.append(f"  {low:>10.4g} to {high:<10.4g} {'█' * round(40 * count / top):40} {count}")
+        lines += [f"error: {found.name}: {found.message}" for found in self.errors]
+        lines += [f"warning: {found.name}: {found.message}" for found in self.warnings]
+        return lines if self.errors or self.warnings else [*lines, "nothing wrong was found"]
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -41,7 +86,7 @@ def inspect_transitions(
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> DatasetReport:
-    """Examine a dataset, or the raw arrays of one under our names, which need not be fit to learn from.
+    """Examine a dataset, or raw arrays under our names that training may refuse.
 
     With ``env_id`` the data is also compared with the environment: its spaces, bounds, time limit and goal rewards.
     """
@@ -49,7 +94,9 @@ def inspect_transitions(
     task = Task.of(env_id, env_kwargs) if env_id is not None else None
     report = DatasetReport()
     _facts(arrays, report)
-    _check_finite(arrays, report)
+    _check_finite(
+        arrays, report, {name: label_of(source, name) for name in arrays} if isinstance(source, Mapping) else {}
+    )
     order = examine_order(arrays)
     _check_order(arrays, report, order)
     if order is None or not order.is_shuffled:
@@ -82,6 +129,8 @@ def _facts(arrays: dict[str, Array], report: DatasetReport) -> None:
     facts["return"] = _spread(returns)
     if "usable" in arrays:
         facts["usable_rows"] = int(arrays["usable"].sum())
+    if "fragment" in arrays:
+        facts["fragments"] = int(np.logical_or.reduceat(arrays["fragment"], starts).sum())
     finite = returns[np.isfinite(returns)]
     if len(finite) and np.isfinite(np.ptp(finite)):
         rounding = 1e-9 * np.abs(finite).max()
@@ -91,84 +140,91 @@ def _facts(arrays: dict[str, Array], report: DatasetReport) -> None:
         facts["return_histogram"] = {"counts": counts.tolist(), "edges": edges.tolist()}
 
 
-def _check_finite(arrays: dict[str, Array], report: DatasetReport) -> None:
+def _check_finite(arrays: dict[str, Array], report: DatasetReport, labels: Mapping[str, str]) -> None:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not is_finite(array):
             bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
-            message = f"{name} has NaN or infinity in {len(bad):,} rows, first at row {bad[0]:,}"
-            report.errors.append(Verdict("not-finite", message, len(bad), int(bad[0])))
+            message = f"{labels.get(name, name)} has NaN or infinity in {len(bad):,} rows, first at row {bad[0]:,}"
+            report.errors.append(Finding("not-finite", message, len(bad), int(bad[0])))
 
 
 def _check_order(arrays: dict[str, Array], report: DatasetReport, order: Order | None) -> None:
     rows = leaps(arrays, order)
     if len(rows):
-        message = f"{len(rows):,} rows are followed by a leap as nowhere else, first row {rows[0]:,}"
-        message += ": ends of episodes seem not to be marked there"
-        report.warnings.append(Verdict("leaps", message, len(rows), int(rows[0])))
+        message = (
+            f"after {len(rows):,} rows the observation changes far more than elsewhere, first after row {rows[0]:,}"
+        )
+        message += ": probably ends of episodes that are not marked"
+        report.warnings.append(Finding("leaps", message, len(rows), int(rows[0])))
     for name, fault in misplaced_goals(arrays, order).items():
-        instead = "that of the same row" if fault.are_own else "another"
+        instead = "the goal of the same row" if fault.are_own else "another goal"
         first, count = int(fault.rows[0]), len(fault.rows)
-        message = f"next_{name} have not the goal of the following row but {instead} in {count:,} rows, first {first:,}"
-        report.errors.append(Verdict("misaligned-goals", message, count, first))
+        message = f"next_{name} hold {instead}, not that of the following row, in {count:,} rows, first row {first:,}"
+        report.errors.append(Finding("misaligned-goals", message, count, first))
     if order is None:
         if "next_observations" not in arrays:
             report.facts["next_observations"] = "absent: taken from the following row, within an episode"
         return
     if order.offset == 0:
         message = "next_observations are the observations of the same row"
-        report.errors.append(Verdict("misaligned", message, len(arrays["rewards"]), 0))
+        report.errors.append(Finding("misaligned", message, len(arrays["rewards"]), 0))
     elif order.is_shuffled:
-        message = "rows do not follow each other: episodes and their returns mean nothing"
-        report.warnings.append(Verdict("shuffled", message, len(arrays["rewards"]), 0))
+        message = "rows are not in the order in which they were recorded: episodes and their returns mean nothing"
+        report.warnings.append(Finding("shuffled", message, len(arrays["rewards"]), 0))
     elif order.offset != 1:
-        message = f"next_observations are shifted: they are the observations {order.offset} rows on, not 1"
-        report.errors.append(Verdict("misaligned", message, len(arrays["rewards"]), 0))
+        message = f"next_observations are shifted: they are the observations of row + {order.offset}, expected row + 1"
+        report.errors.append(Finding("misaligned", message, len(arrays["rewards"]), 0))
     if len(order.jumps):
         first = int(order.jumps[0])
-        message = f"{len(order.jumps):,} rows are followed by another state than their next observation, first row"
+        message = (
+            f"{len(order.jumps):,} rows have a next observation that is not the following row's, first row {first:,}"
+        )
         report.errors.append(
-            Verdict("jumps", f"{message} {first:,}: an end of episode is not marked there", len(order.jumps), first)
+            Finding("jumps", f"{message}: the end of an episode is not marked there", len(order.jumps), first)
         )
     crossings = order.crossings
-    if "achieved_goals" in arrays:  # hindsight takes the last next observation for where the episode led
+    if "achieved_goals" in arrays:  # hindsight reads the outcome of an episode from its last next observation
         crossings = np.union1d(crossings, order.terminal_crossings)
     elif len(order.terminal_crossings):
         report.facts["crossing_terminals"] = len(order.terminal_crossings)
     if len(crossings):
         first = int(crossings[0])
-        message = f"{len(crossings):,} episodes end with the first observation of the next one, first at row {first:,}"
-        report.errors.append(Verdict("crosses-episodes", f"{message}: an automatic reset", len(crossings), first))
+        message = f"{len(crossings):,} episodes have the first observation of the next episode as their last one,"
+        message += f" first at row {first:,}: the environment was reset automatically"
+        report.errors.append(Finding("crosses-episodes", message, len(crossings), first))
 
 
 def _check_ends(arrays: dict[str, Array], report: DatasetReport, limit: int | None) -> None:
     if limit is not None:
-        long, must_hide_ends = too_long(arrays, limit)
+        long, ends_are_missing = too_long(arrays, limit)
         if len(long):
             message = (
                 f"{len(long):,} episodes are longer than the environment's time limit of {limit:,} steps, first at"
             )
-            message += f" row {long[0]:,}: " + ("ends are missing" if must_hide_ends else "was there another limit?")
-            found = Verdict("too-long", message, len(long), int(long[0]))
-            (report.errors if must_hide_ends else report.warnings).append(found)
+            message += f" row {long[0]:,}: " + (
+                "ends are missing" if ends_are_missing else "was it recorded with another limit?"
+            )
+            found = Finding("too-long", message, len(long), int(long[0]))
+            (report.errors if ends_are_missing else report.warnings).append(found)
     if not (arrays["terminated"] | arrays["truncated"]).any():
         message = "no end of an episode is marked: all rows count as one episode"
-        report.warnings.append(Verdict("no-ends", message, 1))
+        report.warnings.append(Finding("no-ends", message, 1))
         return
-    rows = fixed_terminals(arrays, limit)
+    rows = terminations_at_limit(arrays["terminated"], np.flatnonzero(ends_of(arrays)) + 1, limit)
     if not len(rows):
         return
     length = int(episodes_of(arrays)[1].max()) if limit is None else limit
     message = f"{len(rows):,} episodes of {length:,} steps are marked as terminated"
     if limit is not None:
         message += f", and {length:,} is the environment's time limit: these are time-outs"
-        report.errors.append(Verdict("timeouts-as-terminals", message, len(rows), int(rows[0])))
+        report.errors.append(Finding("timeouts-as-terminals", message, len(rows), int(rows[0])))
     else:
-        message += ": if that is a time limit, they are time-outs (--env tells)"
-        report.warnings.append(Verdict("timeouts-as-terminals", message, len(rows), int(rows[0])))
+        message += ": if that is a time limit, they are time-outs (--env compares with the environment's limit)"
+        report.warnings.append(Finding("timeouts-as-terminals", message, len(rows), int(rows[0])))
 
 
 def _check_dimensions(arrays: dict[str, Array], report: DatasetReport) -> None:
-    """Find columns that never change, and observations that mostly stand at their largest or smallest value."""
+    """Find columns that never change, and observations that are at their largest or smallest value in most rows."""
     for name in (*OBSERVED[:2], "actions"):
         array = arrays.get(name)
         if array is None or array.ndim != 2 or array.dtype.kind == "b":
@@ -177,19 +233,19 @@ def _check_dimensions(arrays: dict[str, Array], report: DatasetReport) -> None:
         constant = np.flatnonzero(low == high)
         if len(constant):
             report.warnings.append(
-                Verdict("constant", f"{name} never changes in dimensions {_short(constant)}", len(constant))
+                Finding("constant", f"{name} never changes in dimensions {_short(constant)}", len(constant))
             )
         if name == "observations":
             at_bound = ((array == low) | (array == high)).mean(axis=0)
-            # At 1.0 it is a switch with two positions, not a reading that was cut off.
+            # A share of 1.0 means a value with two states, such as a switch, and not a sensor at its limit.
             stuck = np.flatnonzero((at_bound > 0.5) & (at_bound < 1.0))
             if len(stuck):
-                message = f"{name} stand at their largest or smallest value in most rows, dimensions {_short(stuck)}"
-                report.warnings.append(Verdict("saturated", message, len(stuck)))
+                message = f"{name} are at their largest or smallest value in most rows, dimensions {_short(stuck)}"
+                report.warnings.append(Finding("saturated", message, len(stuck)))
 
 
 def _check_duplicates(arrays: dict[str, Array], report: DatasetReport) -> None:
-    """Count rows whose observation, action, reward and next observation were all there before."""
+    """Count rows whose observation, action, reward and next observation all equal those of an earlier row."""
     rng = np.random.default_rng(0)
     keys = np.zeros(len(arrays["rewards"]), np.uint64)
     for name in ("observations", "actions", "rewards", "next_observations", "desired_goals"):
@@ -204,7 +260,7 @@ def _check_duplicates(arrays: dict[str, Array], report: DatasetReport) -> None:
     if len(repeats):
         share, first = len(repeats) / len(keys), int(repeats.min())
         message = f"{len(repeats):,} rows ({share:.1%}) repeat an earlier one exactly, first at row {first:,}"
-        report.warnings.append(Verdict("duplicates", message, len(repeats), first))
+        report.warnings.append(Finding("duplicates", message, len(repeats), first))
 
 
 def _check_spaces(arrays: dict[str, Array], report: DatasetReport, task: Task) -> bool:
@@ -219,7 +275,7 @@ def _check_spaces(arrays: dict[str, Array], report: DatasetReport, task: Task) -
     wrong = [f"{name} {found}, expected {expected}" for name, (found, expected) in pairs.items() if found != expected]
     if wrong:
         message = f"the data does not fit the environment: {'; '.join(wrong)}"
-        report.errors.append(Verdict("spaces", message, len(wrong)))
+        report.errors.append(Finding("spaces", message, len(wrong)))
     return not wrong
 
 
@@ -235,31 +291,31 @@ def _check_actions(arrays: dict[str, Array], report: DatasetReport, spec: SpaceS
         margin = np.float32(1e-5) * (high - low)
         bounds = f"[{low.min():g}, {high.max():g}]"
         outside = np.asarray(((actions < low - margin) | (actions > high + margin)).any(axis=1))
-        if spec is None:  # bounds that are not known are the furthest the data goes
+        if spec is None:  # without an environment the extremes of the data serve as bounds
             low, high = np.fmin(low, actions.min(axis=0)), np.fmax(high, actions.max(axis=0))
         near = ((actions <= low + 100 * margin) | (actions >= high - 100 * margin)).mean(axis=0)
         report.facts["action_saturation"] = [round(float(share), 4) for share in near]
         if (near > 0.5).any():
             dims = np.flatnonzero(near > 0.5)
-            message = f"actions stand at their bounds in most rows, dimensions {_short(dims)}"
-            report.warnings.append(Verdict("saturated-actions", message, len(dims)))
+            message = f"actions are at their bounds in most rows, dimensions {_short(dims)}"
+            report.warnings.append(Finding("saturated-actions", message, len(dims)))
     if outside.any():
         rows = np.flatnonzero(outside)
         message = (
             f"{len(rows):,} rows ({len(rows) / len(actions):.1%}) have actions outside {bounds}, first {rows[0]:,}"
         )
-        found = Verdict("actions-outside", message, len(rows), int(rows[0]))
+        found = Finding("actions-outside", message, len(rows), int(rows[0]))
         (report.warnings if spec is None else report.errors).append(found)
 
 
 def _check_rewards(arrays: dict[str, Array], report: DatasetReport, goals: GoalFunctions) -> None:
-    """Ask the environment for the rewards of recorded goals, where it is known what was achieved."""
+    """Compare rewards with those that the environment computes, in rows whose outcome is known."""
     goal = arrays["desired_goals"]
     if "achieved_goals" not in arrays or arrays["achieved_goals"].shape != goal.shape:
         return
     known = "next_achieved_goals" in arrays
     unknown = ends_of(arrays)
-    if known:  # a last row that repeats its own goal stands for one that has none
+    if known:  # a last row whose next goal equals its own has no recorded outcome
         unknown &= (arrays["next_achieved_goals"] == arrays["achieved_goals"]).all(axis=1)
     if "usable" in arrays:
         unknown |= ~arrays["usable"]
@@ -275,28 +331,28 @@ def _check_rewards(arrays: dict[str, Array], report: DatasetReport, goals: GoalF
     if not wrong.any():
         return
     if np.ptp(gap) < 1e-3:
-        message = f"rewards are those of compute_reward plus {gap.mean():.3g} everywhere (reward_shift can undo that)"
-        report.warnings.append(Verdict("rewards-shifted", message, int(wrong.sum()), int(rows[0])))
+        message = f"rewards are those of compute_reward plus {gap.mean():.3g} in every row (reward_shift can undo that)"
+        report.warnings.append(Finding("rewards-shifted", message, int(wrong.sum()), int(rows[0])))
         return
     first = int(rows[wrong][0])
     message = f"{wrong.mean():.1%} of {len(rows):,} rewards disagree with compute_reward, first at row {first:,}:"
     message += f" {arrays['rewards'][first]:g}, expected {expected[wrong][0]:g}"
-    report.errors.append(Verdict("rewards-disagree", message, int(wrong.sum()), first))
+    report.errors.append(Finding("rewards-disagree", message, int(wrong.sum()), first))
 
 
 def _check_acceptance(source: Mapping[str, Any], report: DatasetReport) -> None:
-    """Ask whether training would take the arrays as they are, and for the reason where nothing else has told it."""
-    told = {"not-finite": "is not finite", "actions-outside": "is below 0"}
+    """Report why training would refuse the arrays, unless another finding has said so already."""
+    known = {"not-finite": "is not finite", "actions-outside": "is below 0"}
     try:
         TransitionDataset.from_dict(source)
     except DatasetError as error:
         message = str(error).removeprefix("dataset: ")
-        if not any(told.get(found.name, "\0") in message for found in report.errors):
-            report.errors.append(Verdict("refused", f"training refuses it: {message}", 1))
+        if not any(known.get(found.name, "\0") in message for found in report.errors):
+            report.errors.append(Finding("refused", f"training refuses it: {message}", 1))
 
 
 def _action_counts(actions: Array) -> list[int] | str:
-    """Return how often each action from 0 on was taken, or only how many there are where that is a long list."""
+    """Return how often each action from 0 on was taken, or a summary if there are many actions."""
     values, counts = np.unique(actions, return_counts=True)
     if len(values) and values[-1] >= 100:
         return f"{len(values):,} different actions up to {values[-1]:,}"
@@ -310,10 +366,20 @@ def _kind(discrete: bool, size: int) -> str:
 
 
 def _spread(values: Array) -> dict[str, float | None]:
-    """Return smallest, mean and largest value; None for what JSON cannot say."""
+    """Return smallest, mean and largest value; None for numbers that JSON cannot express."""
     found = {"min": values.min(), "mean": values.mean(dtype=np.float64), "max": values.max()}
     return {name: float(value) if np.isfinite(value) else None for name, value in found.items()}
 
 
 def _short(indices: Array) -> str:
     return ", ".join(map(str, indices[:12])) + (f" and {len(indices) - 12} more" if len(indices) > 12 else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict) and "mean" in value:
+        return " · ".join(f"{name} {'?' if number is None else f'{number:.6g}'}" for name, number in value.items())
+    if isinstance(value, dict):
+        return " · ".join(f"{name} {'×'.join(map(str, size)) or 1}" for name, size in value.items())
+    if isinstance(value, list):
+        return " ".join(f"{number:.2f}" if isinstance(number, float) else str(number) for number in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

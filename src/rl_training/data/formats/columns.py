@@ -1,4 +1,4 @@
-"""The names arrays have in files, and ours: one place that knows them all."""
+"""The names that arrays have in files, and ours: one place that knows them all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.column_checks import as_flags
-from rl_training.data.offline_dataset import REQUIRED
-from rl_training.errors import DatasetError
+from rl_training.data.column_checks import REQUIRED, as_flags
+from rl_training.errors import ConfigError, DatasetError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from rl_training.data.offline_dataset import TransitionDataset
@@ -38,60 +37,112 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "terminated": ("terminals", "terminations", "terminal", "next.terminated"),
     "truncated": ("timeouts", "truncations", "timeout", "next.truncated"),
     "usable": (),
+    "fragment": (),
 }
 """Our names, and those in use elsewhere."""
 
 MERGED = ("dones", "done", "next.done")
-"""Names of a flag that is set at every end of an episode, be it a termination or a time-out."""
+"""Names of a flag that is set at every end of an episode, whether it is a termination or a time-out."""
 
 SUCCESS = "next.success"
 
 MARKS = ("episode_lengths", "episode_starts", "episode_ends", "episode_index")
-"""What else tells where episodes end."""
+"""Names of arrays that only say where episodes end."""
 
 _KNOWN = {*ALIASES, *(alias for aliases in ALIASES.values() for alias in aliases), *MERGED, *MARKS, SUCCESS}
+_NAMES_IN_ERRORS = 30
 
 
 def is_known(name: str) -> bool:
-    """Return whether an array of this name is worth reading."""
+    """Return whether an array of this name is read."""
     return name in _KNOWN
 
 
-def canonical(values: Mapping[str, Any], where: str = "dataset", names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Rename arrays to our names, drop those we do not know, and tell terminations from time-outs.
+class Columns(dict[str, Any]):
+    """Arrays under our names. ``sources`` has the names that the file uses, for messages."""
 
-    A merged flag counts as termination, except where time-outs (or, in LeRobot's files, successes) are known as well.
+    def __init__(self, arrays: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        super().__init__(arrays)
+        self.sources = dict(sources)
+
+    def label(self, name: str) -> str:
+        """Return what a message calls a column: the file's name, with ours where they differ."""
+        source = self.sources.get(name, name)
+        return name if source == name else f"{source} ({name})"
+
+
+def label_of(columns: Mapping[str, Any], name: str) -> str:
+    """Return what a message calls a column of any mapping."""
+    return columns.label(name) if isinstance(columns, Columns) else name
+
+
+def check_rename(rename: Mapping[str, str]) -> None:
+    """Refuse a renaming to a name that has no meaning here."""
+    for source, target in rename.items():
+        if not is_known(target):
+            raise ConfigError(
+                f"rename {shown(source)}={shown(target)}: unknown name{did_you_mean(target, _KNOWN)};"
+                f" expected one such as {', '.join(REQUIRED)}"
+            )
+
+
+def canonical(
+    values: Mapping[str, Any],
+    where: str = "dataset",
+    names: Iterable[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> Columns:
+    """Rename arrays to our names, drop those we do not know, and separate terminations from time-outs.
+
+    A merged flag counts as a termination, except where time-outs (or, in LeRobot's files, successes) are known as well.
     Ends that are only marked, as by ``episode_lengths``, are time-outs.
 
     Args:
         values: the arrays under the file's names; goal dictionaries may be nested.
         where: what an error calls the data.
         names: all names in the file, for the error when one is missing.
+        rename: the file's name and the known name to read it as, for names that are not known.
     """
     flat = dict(_flatten(values))
+    found = [str(name) for name in (flat if names is None else names)]
+    sources = {name: name for name in flat}
+    for source, target in (rename or {}).items():
+        if source not in flat:
+            raise DatasetError(f"{where}: there is no {source!r} to rename; found {_listed(found)}")
+        flat[target], sources[target] = flat[source], source
     arrays: dict[str, Any] = {}
+    labels: dict[str, str] = {}
     for name, aliases in ALIASES.items():
         alias = next((alias for alias in (name, *aliases) if alias in flat), None)
         if alias is not None:
-            arrays[name] = flat[alias]
-    length = _row_count(arrays)
+            arrays[name], labels[name] = flat[alias], sources[alias]
+    columns = Columns(arrays, labels)
+    length = _row_count(columns)
     merged = next((name for name in MERGED if name in flat), None)
     if merged is not None:
-        _split_merged(arrays, _flags(flat[merged], length, merged, where), flat.get(SUCCESS), where)
+        columns.sources.setdefault("terminated", sources[merged])
+        _split_merged(columns, _flags(flat[merged], length, sources[merged], where), flat.get(SUCCESS), where)
     for mark in MARKS:
         if mark in flat:
-            ends = _marked_ends(mark, np.asarray(flat[mark]), length, where)
-            terminated = _flags(arrays.get("terminated", np.zeros(length, bool)), length, "terminated", where)
-            truncated = _flags(arrays.get("truncated", np.zeros(length, bool)), length, "truncated", where)
-            arrays["terminated"], arrays["truncated"] = terminated, truncated | (ends & ~terminated)
-    if "truncated" in arrays:  # time-outs alone: nothing ever terminated
-        arrays.setdefault("terminated", np.zeros(length, bool))
+            ends = _marked_ends(mark, np.asarray(flat[mark]), length, f"{where}: {sources[mark]}")
+            terminated = _column_flags(columns, "terminated", length, where)
+            columns["truncated"] = _column_flags(columns, "truncated", length, where) | (ends & ~terminated)
+            columns["terminated"] = terminated
+    if "truncated" in columns:  # with time-outs alone, nothing ever terminated
+        columns.setdefault("terminated", np.zeros(length, bool))
     for name in REQUIRED:
-        if name not in arrays:
+        if name not in columns:
             others = [*ALIASES[name], *(MERGED if name == "terminated" else ())][:4]
-            found = ", ".join(sorted(map(str, names if names is not None else flat))[:30]) or "nothing"
-            raise DatasetError(f"{where}: key {name!r} (or {', '.join(others)}) is missing; found {found}")
-    return arrays
+            raise DatasetError(
+                f"{where}: key {name!r} (or {', '.join(others)}) is missing; found {_listed(found)}"
+                f" (data convert --rename NAME={name} takes it from another name)"
+            )
+    return columns
+
+
+def _listed(names: list[str]) -> str:
+    more = ", …" if len(names) > _NAMES_IN_ERRORS else ""
+    return ", ".join(name[:100] for name in sorted(names)[:_NAMES_IN_ERRORS]) + more or "nothing"
 
 
 def file_columns(dataset: TransitionDataset) -> dict[str, Array]:
@@ -119,50 +170,55 @@ def _row_count(arrays: Mapping[str, Any]) -> int:
 
 
 def _flags(values: Any, length: int, name: str, where: str) -> Array:
-    """Return one bool a row."""
+    """Return one boolean per row."""
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or array.size != length:
         raise DatasetError(f"{where}: {name} has shape {array.shape} and dtype {array.dtype}; expected {length} flags")
     return as_flags(array.reshape(length), f"{where}: {name}")
 
 
-def _split_merged(arrays: dict[str, Any], ends: Array, success: Any, where: str) -> None:
+def _column_flags(columns: Columns, name: str, length: int, where: str) -> Array:
+    """Return the flags of a column, all false where there is no such column."""
+    return _flags(columns.get(name, np.zeros(length, bool)), length, columns.label(name), where)
+
+
+def _split_merged(columns: Columns, ends: Array, success: Any, where: str) -> None:
     """Divide ends of episodes into terminations and time-outs, by what else is known."""
-    if "terminated" in arrays:
-        if "truncated" not in arrays:
-            arrays["truncated"] = ends & ~_flags(arrays["terminated"], len(ends), "terminated", where)
-    elif "truncated" in arrays:
-        arrays["terminated"] = ends & ~_flags(arrays["truncated"], len(ends), "truncated", where)
+    if "terminated" in columns:
+        if "truncated" not in columns:
+            columns["truncated"] = ends & ~_column_flags(columns, "terminated", len(ends), where)
+    elif "truncated" in columns:
+        columns["terminated"] = ends & ~_column_flags(columns, "truncated", len(ends), where)
     elif success is not None:
         succeeded = _flags(success, len(ends), SUCCESS, where)
-        arrays["terminated"], arrays["truncated"] = ends & succeeded, ends & ~succeeded
+        columns["terminated"], columns["truncated"] = ends & succeeded, ends & ~succeeded
     else:
-        arrays["terminated"] = ends
+        columns["terminated"] = ends
 
 
-def _marked_ends(mark: str, values: Array, length: int, where: str) -> Array:
+def _marked_ends(mark: str, values: Array, length: int, what: str) -> Array:
     """Return which rows are the last of their episode."""
     if values.dtype.kind not in "biuf" or values.ndim == 0 or not np.isfinite(values).all():
-        raise DatasetError(f"{where}: {mark} has shape {values.shape} and dtype {values.dtype}; expected whole numbers")
+        raise DatasetError(f"{what} has shape {values.shape} and dtype {values.dtype}; expected whole numbers")
     values = values.reshape(-1)
     ends = np.zeros(length, bool)
     if mark == "episode_index" or (mark == "episode_starts" and len(values) == length and values.max(initial=0) <= 1):
         if len(values) != length:
-            raise DatasetError(f"{where}: {mark} has shape {values.shape}; expected ({length},)")
+            raise DatasetError(f"{what} has shape {values.shape}; expected ({length},)")
         ends[:-1] = values[1:] != values[:-1] if mark == "episode_index" else values[1:].astype(bool)
         ends[-1:] = True
         return ends
-    with np.errstate(invalid="ignore"):  # beyond what an integer holds is outside the rows, too
+    with np.errstate(invalid="ignore"):  # numbers too large for an integer are outside the rows anyway
         rows = values.astype(np.int64)
     if (rows != values).any():
-        raise DatasetError(f"{where}: {mark} has {values[rows != values][0]:g}; expected whole numbers")
+        raise DatasetError(f"{what} has {values[rows != values][0]:g}; expected whole numbers")
     if mark == "episode_lengths":
         if (rows < 0).any() or rows.sum() != length:
-            raise DatasetError(f"{where}: {mark} adds up to {rows.sum():,} rows; expected {length:,}")
+            raise DatasetError(f"{what} adds up to {rows.sum():,} rows; expected {length:,}")
         rows = np.cumsum(rows[rows > 0])
     elif mark == "episode_starts":
         rows = np.append(rows[rows != 0], length)
     if (rows < 1).any() or (rows > length).any():
-        raise DatasetError(f"{where}: {mark} names rows outside 0 to {length:,}")
+        raise DatasetError(f"{what} names rows outside 0 to {length:,}")
     ends[rows - 1] = True
     return ends

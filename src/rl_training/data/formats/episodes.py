@@ -1,4 +1,4 @@
-"""Data kept episode by episode with T+1 observations for T actions, as Minari does, and back."""
+"""Data stored episode by episode, with T+1 observations for T actions, as Minari does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.column_checks import as_flags
-from rl_training.data.formats.limits import narrow
+from rl_training.data.formats.storage import storage_dtype
 from rl_training.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ Array = NDArray[Any]
 OBSERVED = {"observation": "observations", "achieved_goal": "achieved_goals", "desired_goal": "desired_goals"}
 """The parts of a goal dictionary, and our names for them."""
 
-EXTRAS = ("next_observations", "next_achieved_goals", "next_desired_goals", "usable")
-"""What ``infos`` carry where T+1 observations cannot say it."""
+EXTRAS = ("next_observations", "next_achieved_goals", "next_desired_goals", "usable", "fragment")
+"""Columns that T+1 observations cannot express; ``infos`` hold them."""
 
 _PER_STEP = {"actions": "actions", "rewards": "rewards", "terminations": "terminated", "truncations": "truncated"}
 
@@ -29,7 +29,7 @@ _PER_STEP = {"actions": "actions", "rewards": "rewards", "terminations": "termin
 def join(episodes: Iterable[tuple[str, Mapping[str, Any]]], where: str) -> dict[str, Array]:
     """Join named episodes, each a mapping with Minari's keys, into rows under our names.
 
-    The end of an episode that says nothing of how it ended is a time-out.
+    If an episode does not say how it ended, its end is a time-out.
     """
     parts: dict[str, list[Array]] = {}
     for name, episode in episodes:
@@ -46,7 +46,7 @@ def join(episodes: Iterable[tuple[str, Mapping[str, Any]]], where: str) -> dict[
             if len(array) != steps:
                 raise DatasetError(f"{place}: {key} has shape {array.shape}; expected {steps} rows, as rewards have")
         for key in ("terminated", "truncated"):
-            rows[key] = as_flags(rows[key].reshape(steps), f"{place}: {key}").copy()  # its end is set below
+            rows[key] = as_flags(rows[key].reshape(steps), f"{place}: {key}").copy()  # the last one may be set below
         rows["truncated"][-1] |= not rows["terminated"][-1]
         infos = episode.get("infos") or {}
         rows.update({key: _array(infos[key], f"{place}: infos/{key}") for key in EXTRAS if key in infos})
@@ -72,6 +72,7 @@ def split(dataset: TransitionDataset) -> Iterator[dict[str, Any]]:
     arrays = dataset.arrays
     observed = {part: name for part, name in OBSERVED.items() if name in arrays}
     inside = ~(arrays["terminated"] | arrays["truncated"])[:-1]
+    # Next observations that are not the following row's cannot be expressed by T+1 observations.
     broken = [
         f"next_{name}"
         for name in observed.values()
@@ -83,7 +84,7 @@ def split(dataset: TransitionDataset) -> Iterator[dict[str, Any]]:
             part: np.concatenate([arrays[name][rows], arrays[f"next_{name}"][end - 1 : end]])
             for part, name in observed.items()
         }
-        infos = {name: arrays[name][rows] for name in broken}
+        infos = {name: arrays[name][rows] for name in (*broken, "fragment") if name in arrays}
         if dataset.usable is not None:
             infos["usable"] = dataset.usable[rows]
         yield {
@@ -100,11 +101,11 @@ def _array(value: Any, what: str) -> Array:
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise DatasetError(f"{what} has shape {array.shape} and dtype {array.dtype}; expected rows of numbers")
     with np.errstate(over="ignore"):
-        return array.astype(narrow(array.dtype), copy=False)
+        return array.astype(storage_dtype(array.dtype), copy=False)
 
 
 def _observed(value: Any, steps: int, place: str) -> dict[str, Array]:
-    """Return what was observed before and after each step."""
+    """Return the observations before and after each step, ``[steps, ...]`` each."""
     parts = value if isinstance(value, Mapping) else {"observation": value}
     if not all(part in parts for part in (OBSERVED if isinstance(value, Mapping) else ())):
         raise DatasetError(f"{place}: observations are {', '.join(sorted(parts))}; expected {', '.join(OBSERVED)}")

@@ -1,8 +1,7 @@
-"""Minari datasets, through Minari's own API on the local root (``MINARI_DATASETS_PATH``)."""
+"""Minari datasets in the local root (``MINARI_DATASETS_PATH``): found, listed and written through Minari's own API."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 
 from rl_training.data.formats import hdf5
 from rl_training.data.formats.episodes import join, split
-from rl_training.data.formats.limits import load_extra
+from rl_training.data.formats.hostile_files import check_memory, read_json
+from rl_training.data.formats.storage import check_room, load_extra
 from rl_training.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ Array = NDArray[Any]
 
 PREFIX = "minari:"
 """What comes before a dataset's id where a path is expected."""
+
+_EPISODE_BYTES = 1 << 15  # more than what HDF5 adds to the data of an episode
 
 
 def read(dataset_id: str, *, download: bool = False) -> tuple[dict[str, Array], list[str]]:
@@ -48,9 +50,10 @@ def read(dataset_id: str, *, download: bool = False) -> tuple[dict[str, Array], 
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Array], list[str]]:
-    """Return the rows of the Minari dataset in ``folder``, the one that has ``data`` in it."""
+    """Return the rows of the Minari dataset in ``folder``, the one that contains ``data``."""
+    if _check(folder) == "hdf5":
+        return hdf5.read(folder / "data" / "main_data.hdf5")
     minari = load_extra("minari", "reading Minari datasets")
-    _check(folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -59,7 +62,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Array], list[str]]:
     except DatasetError:
         raise
     except ImportError:
-        load_extra("h5py", "reading Minari datasets")
+        load_extra("pyarrow", "reading Minari datasets")
         raise
     except Exception as error:  # a damaged dataset makes Minari raise AssertionError, KeyError, OSError, ArrowInvalid
         reason = str(error).split("\n", 1)[0] or type(error).__name__
@@ -77,6 +80,9 @@ def write(dataset: TransitionDataset, dataset_id: str, *, env_spec: EnvSpec | No
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     observation_space, action_space = _spaces(dataset, env_spec)
     try:
+        _root().mkdir(parents=True, exist_ok=True)
+        size = sum(array.nbytes for array in dataset.arrays.values())
+        check_room(_root(), size + _EPISODE_BYTES * len(dataset.episode_ends))  # HDF5 crashes where a write fails
         namespace = dataset_id.rpartition("/")[0]
         namespaces = load_extra("minari.namespace", "writing Minari datasets")
         if namespace and namespace not in namespaces.list_local_namespaces():
@@ -88,15 +94,15 @@ def write(dataset: TransitionDataset, dataset_id: str, *, env_spec: EnvSpec | No
         storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__})
         storage.update_episodes(buffer_type(**episode) for episode in split(dataset))
         os.replace(temporary, folder)
-    except OSError as error:
-        raise DatasetError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where a write fails
+        raise DatasetError(f"{folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
 def check_new(dataset_id: str) -> Path:
-    """Return where a dataset of this id would lie, or say that the id is wrong or taken."""
+    """Return the folder of a new dataset of this id, or say that the id is wrong or taken."""
     folder = _folder(dataset_id)
     if folder.exists():
         raise DatasetError(f"there is a Minari dataset {dataset_id!r} already: {folder}")
@@ -113,7 +119,7 @@ def _root() -> Path:
 
 
 def _folder(dataset_id: str) -> Path:
-    """Return where the dataset of an id lies; an id that is none cannot lead out of the root."""
+    """Return the folder of a dataset; an invalid id is refused, so it cannot lead out of the root."""
     parse = load_extra("minari.dataset.minari_dataset", "Minari datasets").parse_dataset_id
     try:
         parse(dataset_id)
@@ -124,19 +130,22 @@ def _folder(dataset_id: str) -> Path:
     return _root() / dataset_id
 
 
-def _check(folder: Path) -> None:
-    """Refuse a dataset that Minari would have to execute code for, or whose arrays claim too much."""
+def _check(folder: Path) -> str:
+    """Return the data format of a dataset, and refuse one that Minari would run code or fill memory for."""
     file = folder / "data" / "metadata.json"
-    try:
-        metadata = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{file}: cannot be read: {error}") from None
+    metadata = read_json(file)
     for key in ("observation_space", "action_space"):
         if not isinstance(metadata, dict) or not isinstance(metadata.get(key), str):
             # Without its spaces Minari makes the environment that the metadata names, whatever code that runs.
             raise DatasetError(f"{file}: key {key!r} is missing")
-    if metadata.get("data_format", "hdf5") == "hdf5":
-        hdf5.check_file(folder / "data" / "main_data.hdf5")
+    data_format = str(metadata.get("data_format", "hdf5"))
+    if data_format != "hdf5":  # of a folder for each episode, which Minari numbers up to ``total_episodes``
+        parts = [path for path in (folder / "data").glob("*/*") if path.is_file()]
+        claimed, found = metadata.get("total_episodes", 0), len({path.parent for path in parts})
+        if not isinstance(claimed, int) or claimed > found:
+            raise DatasetError(f"{file}: total_episodes is {claimed!r}, but the data has {found:,} episodes; refused")
+        check_memory(2 * sum(path.stat().st_size for path in parts), str(folder))
+    return data_format
 
 
 def _episodes(dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -146,7 +155,7 @@ def _episodes(dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _spaces(dataset: TransitionDataset, env_spec: EnvSpec | None) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return spaces that hold the data; those of actions are the environment's where it is known and they do."""
+    """Return spaces that contain the data; that of actions is the environment's, if it is known and contains them."""
     spec = dataset.spec
 
     def box(size: int) -> spaces.Box:

@@ -1,10 +1,10 @@
-"""NumPy archives, read straight into their final arrays; what is too large for memory is mapped."""
+"""NumPy archives. Arrays are converted while they are read; those too large for memory are mapped from the file."""
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.formats.columns import file_columns, is_known
-from rl_training.data.formats.limits import (
+from rl_training.data.formats.hostile_files import (
     available_memory,
-    byte_size,
+    check_members,
     check_memory,
     check_packing,
-    narrow,
-    replacing,
+    loaded_size,
 )
+from rl_training.data.formats.storage import atomic_write, storage_dtype
 from rl_training.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_CHUNK = 1 << 20  # small enough to be still in the cache when its checksum is taken
+_CHUNK = 1 << 20  # bytes
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -41,47 +41,51 @@ class _Entry(NamedTuple):
     header_size: int
 
     @property
-    def stored(self) -> bool:
-        return self.info.compress_type == zipfile.ZIP_STORED
+    def can_be_mapped(self) -> bool:
+        stored_as_is = self.info.compress_type == zipfile.ZIP_STORED and not self.fortran
+        return stored_as_is and self.dtype == storage_dtype(self.dtype) and 0 not in self.shape
 
 
-def read(path: Path) -> tuple[dict[str, Array], list[str]]:
-    """Return the known arrays of an npz file under its names, and all names in it."""
+def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str, Array], list[str]]:
+    """Return the wanted arrays of an npz file under its names, and all names in it."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             entries = _entries(archive, path)
-            chosen = {name: entry for name, entry in entries.items() if is_known(name)}
-            total = sum(byte_size(entry.shape, narrow(entry.dtype)) for entry in chosen.values())
-            mapped = total > available_memory() // 2
-            if mapped:
-                loaded = (entry for entry in chosen.values() if not _can_map(entry))
-                check_memory(sum(byte_size(entry.shape, narrow(entry.dtype)) for entry in loaded), str(path))
+            chosen = {name: entry for name, entry in entries.items() if wanted(name)}
+            needed = {name: loaded_size(entry.shape, entry.dtype) for name, entry in chosen.items()}
+            stored = sum(entry.info.compress_size for entry in chosen.values())
+            check_packing(sum(needed.values()), min(stored, path.stat().st_size), str(path))
+            mapped = set[str]()
+            if 2 * sum(needed.values()) > available_memory():
+                mapped = {name for name, entry in chosen.items() if entry.can_be_mapped}
+            check_memory(sum(size for name, size in needed.items() if name not in mapped), str(path))
             arrays = {
-                name: _map(path, file, entry) if mapped and _can_map(entry) else _load(archive, file, entry, path)
+                name: _map(path, file, entry) if name in mapped else _load(archive, entry)
                 for name, entry in chosen.items()
             }
             return arrays, list(entries)
+    except DatasetError:
+        raise
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, DatasetError):
-            raise
         raise DatasetError(f"{path}: not an npz file that can be read: {_reason(path, error)}") from None
 
 
 def write(dataset: TransitionDataset, path: Path) -> None:
     """Write a dataset as an uncompressed npz file with D4RL's names."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **file_columns(dataset))  # type: ignore[arg-type]
+    columns = file_columns(dataset)
+    with atomic_write(path, sum(array.nbytes for array in columns.values())) as file:
+        np.savez(file, **columns)  # type: ignore[arg-type]
 
 
 def _entries(archive: zipfile.ZipFile, path: Path) -> dict[str, _Entry]:
-    """Read the headers of all arrays, and refuse what is not plain numbers or not as large as it claims."""
+    """Read the headers of all arrays; refuse object arrays, and headers that do not agree with the archive."""
     entries = {}
-    for info in archive.infolist():
-        if not info.filename.endswith(".npy"):
-            continue
+    members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+    check_members(len(members), str(path))
+    for info in members:
         name = info.filename[: -len(".npy")]
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DatasetError(f"{path}: {name} is packed in a way that numpy does not use; refused")
+            raise DatasetError(f"{path}: {name} is compressed in a way that numpy does not use; refused")
         with archive.open(info) as file:
             version = np.lib.format.read_magic(file)
             if version not in _HEADERS:
@@ -92,86 +96,48 @@ def _entries(archive: zipfile.ZipFile, path: Path) -> dict[str, _Entry]:
             raise DatasetError(
                 f"{path}: {name} is an object array of shape {shape}: reading it would execute code; refused"
             )
-        declared, held = byte_size(shape, dtype), info.file_size - header_size
+        declared, held = int(np.prod(shape, dtype=object)) * dtype.itemsize, info.file_size - header_size
         if any(size < 0 for size in shape) or declared != held:
             raise DatasetError(
                 f"{path}: {name} claims shape {shape} of {dtype}, {declared:,} bytes, but the file has {held:,} for it"
             )
-        if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
-            raise DatasetError(f"{path}: {name} claims {info.file_size:,} bytes, but {info.compress_size:,} are stored")
-        check_packing(declared, info.compress_size, f"{path}: {name} of shape {shape}")
         entries[name] = _Entry(info, shape, dtype, fortran, header_size)
     if not entries:
         raise DatasetError(f"{path}: there are no arrays in this archive")
     return entries
 
 
-def _load(archive: zipfile.ZipFile, file: BinaryIO, entry: _Entry, path: Path) -> Array:
-    """Read one array into memory, and compare its checksum."""
-    if not entry.stored:
-        with archive.open(entry.info) as packed:
-            packed.read(entry.header_size)
-            array = _fill(packed, entry)[0]
-            packed.read(1)  # at its end the archive's own checksum is compared
-    else:
-        file.seek(_data_offset(file, entry))
-        checksum = zlib.crc32(file.read(entry.header_size))
-        array, checksum = _fill(file, entry, checksum)
-        if checksum != entry.info.CRC:
-            raise DatasetError(f"{path}: {entry.info.filename} is damaged: its checksum does not agree")
-    if entry.fortran:
-        return np.ascontiguousarray(array.reshape(entry.shape[::-1]).T)
-    return array.reshape(entry.shape)
-
-
-def _fill(source: Any, entry: _Entry, checksum: int = 0) -> tuple[Array, int]:
-    """Read the numbers of an entry chunk by chunk, converting them on the way, so that nothing is held twice.
-
-    The detour over one small buffer, warm in the cache, is quicker than letting the system fill fresh pages.
-    """
+def _load(archive: zipfile.ZipFile, entry: _Entry) -> Array:
+    """Read one array in chunks, so that it is never held in two types at once; zipfile compares its checksum."""
     size = max(1, entry.dtype.itemsize)
-    count = byte_size(entry.shape, entry.dtype) // size
-    target = np.empty(count, narrow(entry.dtype))
+    count = (entry.info.file_size - entry.header_size) // size
+    target = np.empty(count, storage_dtype(entry.dtype))
     step = max(1, _CHUNK // size)
-    buffer = bytearray(min(step, count) * size)
-    for start in range(0, count, step):
-        part = target[start : start + step]
-        view = memoryview(buffer)[: len(part) * size]
-        done = 0
-        while done < len(view):
-            read = source.readinto(view[done:])
-            if not read:
+    with archive.open(entry.info) as file:
+        file.read(entry.header_size)
+        for start in range(0, count, step):
+            part = target[start : start + step]
+            data = file.read(len(part) * size)
+            if len(data) < len(part) * size:
                 raise EOFError(f"{entry.info.filename} is cut off")
-            done += read
-        checksum = zlib.crc32(view, checksum)
-        with np.errstate(over="ignore"):
-            part[:] = np.frombuffer(view, entry.dtype)
-    return target, checksum
-
-
-def _can_map(entry: _Entry) -> bool:
-    return entry.stored and not entry.fortran and entry.dtype == narrow(entry.dtype) and 0 not in entry.shape
+            with np.errstate(over="ignore"):
+                part[:] = np.frombuffer(data, entry.dtype)
+        file.read(1)  # zipfile compares the checksum at the end
+    if entry.fortran:
+        return np.ascontiguousarray(target.reshape(entry.shape[::-1]).T)
+    return target.reshape(entry.shape)
 
 
 def _map(path: Path, file: BinaryIO, entry: _Entry) -> Array:
-    """Map an array that is stored as it is; pages are read when they are used, and writes stay private."""
-    offset = _data_offset(file, entry) + entry.header_size
+    """Map an uncompressed array; the system reads pages when they are used, and writes stay in memory."""
+    file.seek(entry.info.header_offset + 26)  # the local header ends with the lengths of the name and of extra fields
+    name_size, extra_size = np.frombuffer(file.read(4), "<u2")
+    offset = entry.info.header_offset + 30 + int(name_size) + int(extra_size) + entry.header_size
     return np.memmap(path, dtype=entry.dtype, mode="c", offset=offset, shape=entry.shape)
 
 
-def _data_offset(file: BinaryIO, entry: _Entry) -> int:
-    """Return where an entry's bytes begin: after its local header, whose length only it knows."""
-    file.seek(entry.info.header_offset)
-    header = file.read(30)
-    offset = entry.info.header_offset + 30 + int.from_bytes(header[26:28], "little")
-    offset += int.from_bytes(header[28:30], "little")
-    if len(header) < 30 or offset + entry.info.compress_size > os.fstat(file.fileno()).st_size:
-        raise EOFError(f"{entry.info.filename} is cut off")
-    return offset
-
-
 def _reason(path: Path, error: Exception) -> str:
-    """Say what a file that is no archive is instead, where its first bytes tell."""
+    """Say what a file is that is not an npz archive, if its first bytes tell."""
     if path.is_dir():
         return "it is a folder"
     if not path.stat().st_size:

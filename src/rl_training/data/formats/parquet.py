@@ -1,7 +1,8 @@
-"""Parquet files with one row a step: LeRobot's columns, and our own."""
+"""Parquet files with one row per step: LeRobot's columns, and our own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.formats.columns import is_known
-from rl_training.data.formats.limits import check_memory, load_extra, narrow, replacing
+from rl_training.data.formats.hostile_files import check_memory, check_packing
+from rl_training.data.formats.storage import atomic_write, load_extra, storage_dtype
 from rl_training.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_BATCH = 1 << 16
+_BATCH_ROWS = 1 << 16
+_BATCH_NUMBERS = 1 << 22  # decoded at once
 _NAMES = {"observations": "observation.state", "actions": "action", "rewards": "next.reward"}
 
 
-def read(path: Path) -> tuple[dict[str, Array], list[str]]:
-    """Return the known columns of a file, or of a folder of files in the order of their names, and all names."""
+def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str, Array], list[str]]:
+    """Return the wanted columns of a file, or of a folder of files in the order of their names, and all names."""
     pa = load_extra("pyarrow", "reading Parquet files")
     pq = load_extra("pyarrow.parquet", "reading Parquet files")
     place = path
@@ -34,15 +37,21 @@ def read(path: Path) -> tuple[dict[str, Array], list[str]]:
             files.append((place, pq.ParquetFile(place, memory_map=True, page_checksum_verification=True)))
         place, first = files[0]
         names = [field.name for field in first.schema_arrow]
-        chosen = [field.name for field in first.schema_arrow if _is_wanted(field, pa)]
+        chosen = [field.name for field in first.schema_arrow if _is_wanted(field, wanted, pa)]
         rows = sum(file.metadata.num_rows for _, file in files)
-        check_memory(rows * 4 * len(chosen), f"{path}: {rows:,} rows")
-        columns = _Columns(rows, path)
+        stored = sum(place.stat().st_size for place, _ in files)
+        groups = [file.metadata.row_group(index) for _, file in files for index in range(file.metadata.num_row_groups)]
+        check_packing(max(4 * rows * len(chosen), sum(group.total_byte_size for group in groups)), stored, str(path))
+        width = _numbers_per_row(first, chosen, pa)
+        check_packing(4 * rows * width, stored, str(path))
+        check_memory(4 * rows * width, str(path))
+        batch_rows = max(1, min(_BATCH_ROWS, _BATCH_NUMBERS // max(1, width)))
+        columns = _Columns(rows, path, wanted)
         for place, file in files:
             absent = [name for name in chosen if name not in file.schema_arrow.names]
             if absent:
                 raise DatasetError(f"{place}: column {absent[0]!r} is missing; {files[0][0].name} has it")
-            for batch in file.iter_batches(_BATCH, columns=chosen):
+            for batch in file.iter_batches(batch_rows, columns=chosen):
                 columns.add(pa.Table.from_batches([batch]).flatten(), pa)
         return columns.complete(), names
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
@@ -53,7 +62,7 @@ def read(path: Path) -> tuple[dict[str, Array], list[str]]:
 
 
 def write(dataset: TransitionDataset, path: Path) -> None:
-    """Write a dataset with LeRobot's columns, and our own for what LeRobot does not tell apart."""
+    """Write a dataset with LeRobot's columns, and our own for what LeRobot's do not distinguish."""
     pa = load_extra("pyarrow", "writing Parquet files")
     pq = load_extra("pyarrow.parquet", "writing Parquet files")
     arrays = dict(dataset.arrays)
@@ -64,8 +73,8 @@ def write(dataset: TransitionDataset, path: Path) -> None:
     if dataset.usable is not None:
         arrays["usable"] = dataset.usable
     columns = {_NAMES.get(name, name): _to_arrow(array, pa) for name, array in arrays.items()}
-    with replacing(path) as temporary:
-        pq.write_table(pa.table(columns), temporary, row_group_size=_BATCH, write_page_checksum=True)
+    with atomic_write(path, sum(array.nbytes for array in arrays.values()) // 2) as file:  # it is compressed
+        pq.write_table(pa.table(columns), file, row_group_size=_BATCH_ROWS, write_page_checksum=True)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -78,21 +87,33 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
+def _numbers_per_row(file: Any, chosen: list[str], pa: Any) -> int:
+    """Return how many numbers the chosen columns have in the first row, which is decoded for that.
+
+    The metadata of a column has its number of values, but pyarrow ends the process where that metadata is damaged.
+    """
+    for batch in file.iter_batches(1, columns=chosen):
+        columns = (column.combine_chunks() for column in pa.Table.from_batches([batch]).flatten().columns)
+        return sum(len(column.flatten()) if hasattr(column, "flatten") else 1 for column in columns)
+    return 0
+
+
 class _Columns:
     """Arrays for all rows, filled batch by batch so that nothing is held twice."""
 
-    def __init__(self, rows: int, path: Path) -> None:
+    def __init__(self, rows: int, path: Path, wanted: Callable[[str], bool]) -> None:
         self._rows, self._path, self._filled = rows, path, 0
+        self._wanted = wanted
         self._arrays: dict[str, Array] = {}
 
     def add(self, table: Any, pa: Any) -> None:
         start, end = self._filled, self._filled + table.num_rows
         for name, column in zip(table.column_names, table.columns, strict=True):
-            if not is_known(name):
+            if not self._wanted(name):
                 continue
             values = _to_numpy(column.combine_chunks(), f"{self._path}: {name}", pa)
             if name not in self._arrays:
-                shape, dtype = (self._rows, *values.shape[1:]), narrow(values.dtype)
+                shape, dtype = (self._rows, *values.shape[1:]), storage_dtype(values.dtype)
                 check_memory(self._rows * int(np.prod(shape[1:])) * dtype.itemsize, f"{self._path}: {name}")
                 self._arrays[name] = np.empty(shape, dtype)
             target = self._arrays[name]
@@ -111,14 +132,14 @@ class _Columns:
         return self._arrays
 
 
-def _is_wanted(field: Any, pa: Any) -> bool:
+def _is_wanted(field: Any, wanted: Callable[[str], bool], pa: Any) -> bool:
     if pa.types.is_struct(field.type):
-        return any(is_known(f"{field.name}.{child.name}") for child in field.type)
-    return is_known(field.name)
+        return any(wanted(f"{field.name}.{child.name}") for child in field.type)
+    return wanted(field.name)
 
 
 def _to_numpy(column: Any, what: str, pa: Any) -> Array:
-    """Return one number or one vector a row."""
+    """Return one number or one vector per row."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     rows, width = len(column), None

@@ -1,0 +1,107 @@
+"""What all formats share: the type of stored arrays, optional packages, and writing a file completely or not at all."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from rl_training.data.formats.hostile_files import size_text
+from rl_training.errors import DatasetError, MissingExtraError
+
+
+def storage_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type an array is kept in: floats of any width become float32 while they are read."""
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype.newbyteorder("=")
+
+
+def load_extra(module: str, what: str) -> Any:
+    """Import an optional package, or say which extra installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingExtraError(what, "offline") from None
+
+
+def local_path(path: str | Path) -> Path:
+    """Return a path with ``~`` expanded, or refuse one that no file can have."""
+    try:
+        expanded = Path(path).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            expanded.lstat()
+        return expanded
+    except (OSError, ValueError, RuntimeError) as error:  # too long, NUL or surrogates, no home of that user
+        raise DatasetError(f"{str(path)!r} is not the path of a file: {getattr(error, 'strerror', error)}") from None
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raise the error of a full disk before anything is written, if ``size`` bytes do not fit."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size_text(size)} needed, {size_text(free)} free")
+
+
+@contextmanager
+def atomic_write(path: Path, size: int) -> Iterator[Any]:
+    """Open a temporary file for writing, and rename it to ``path`` once it is complete; ``size`` is about its length.
+
+    If anything fails, ``path`` stays as it was, the temporary file is removed, and a ``DatasetError`` gives the reason.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_room(path.parent, size)
+        with _DeferringFile(temporary, "w+b") as file:
+            try:
+                yield file
+            except Exception:
+                if file.error is None:
+                    raise
+            if file.error is not None:
+                raise file.error
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+class _DeferringFile(io.FileIO):
+    """A file that keeps its first error instead of raising it, and drops what is written after that.
+
+    HDF5 crashes the process, and torch raises errors without a reason, when a write fails. Both finish in order if they
+    do not notice, and ``atomic_write`` raises the error afterwards.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while len(rest):
+            try:
+                if self.error is not None:
+                    raise self.error
+                rest = rest[cast(int, super().write(rest)) :]  # a full disk may take a part
+            except OSError as error:
+                self.error = self.error or error
+                self.seek(len(rest), os.SEEK_CUR)
+                break
+        return size
+
+    def truncate(self, size: int | None = None, /) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return self.tell() if size is None else size
