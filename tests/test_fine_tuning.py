@@ -540,11 +540,18 @@ def test_values_below_the_return_are_not_pushed_down():
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def plain_returns(dataset: TransitionDataset, gamma: float) -> list[float]:
-    rewards, following, returns = dataset.arrays["rewards"], 0.0, []
-    ends = dataset.arrays["terminated"] | dataset.arrays["truncated"]
-    for reward, ended in zip(rewards[::-1], ends[::-1], strict=True):
-        following = float(reward) + (0.0 if ended else gamma * following)
+def plain_returns(dataset: TransitionDataset, gamma: float, worst: float | None = None) -> list[float]:
+    arrays, following, returns = dataset.arrays, 0.0, []
+    worst = float(arrays["rewards"].min()) if worst is None else worst
+    rest = min(worst, worst / (1 - gamma))  # of an episode that was cut off, as bad as it can get
+    for reward, terminated, truncated in zip(
+        arrays["rewards"][::-1], arrays["terminated"][::-1], arrays["truncated"][::-1], strict=True
+    ):
+        if terminated:
+            following = 0.0
+        elif truncated:
+            following = rest
+        following = float(reward) + gamma * following
         returns.append(following)
     return returns[::-1]
 
@@ -568,8 +575,29 @@ def test_returns_to_go_are_those_of_a_plain_loop(gamma):
     before = dataset.arrays["rewards"].copy()
     found = dataset.returns_to_go(gamma)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, plain_returns(dataset, gamma), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, plain_returns(dataset, gamma), rtol=1e-5, atol=1e-5)
+    bounded = dataset.returns_to_go(gamma, (-5.0, 5.0))
+    np.testing.assert_allclose(bounded, plain_returns(dataset, gamma, -5.0), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(dataset.arrays["rewards"], before)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 0.0), (0.0, 1.0)])
+def test_the_returns_of_a_time_out_never_exceed_what_the_policy_can_be_worth(low, high):
+    # The episode never meets its goal: its value is low at every step for ever, or any more than that.
+    steps, gamma = 50, 0.99
+    timed_out = {
+        "observations": np.arange(steps)[:, None],
+        "actions": np.zeros((steps, 1)),
+        "rewards": np.full(steps, low),
+        "terminated": np.zeros(steps, bool),
+        "truncated": np.arange(steps) == steps - 1,
+    }
+    found = TransitionDataset.from_dict(timed_out).returns_to_go(gamma, (low, high))
+    np.testing.assert_allclose(found, low / (1 - gamma), rtol=1e-4)
+    ended = {**timed_out, "terminated": timed_out["truncated"], "truncated": timed_out["terminated"]}
+    np.testing.assert_allclose(
+        TransitionDataset.from_dict(ended).returns_to_go(gamma)[0], low * (1 - gamma**steps) / (1 - gamma), rtol=1e-4
+    )
 
 
 def test_a_calibrated_run_samples_discounted_transformed_returns(studio, tmp_path):

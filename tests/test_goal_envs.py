@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +15,16 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.envs import BitFlippingEnv, GoalFunctions, PointGoal1DEnv, PointReachGoalEnv, RewardTransformConfig
+from rl_training.data import HERReplayBuffer, HindsightSettings
+from rl_training.envs import (
+    BitFlippingEnv,
+    GoalFunctions,
+    GoalRewards,
+    PointGoal1DEnv,
+    PointReachGoalEnv,
+    RewardTransformConfig,
+    space_spec,
+)
 from rl_training.envs.check import check_env
 from rl_training.envs.goals import PointGoal1DEnv as PointGoal1DEnvFromGoals
 from rl_training.envs.goals import (
@@ -39,6 +51,7 @@ class ToyGoalEnv(gym.Env[Any, Any]):
     """A point that jumps about in [-1, 1]²; what it computes is left to the cases below."""
 
     distance = 0.1
+    terminates = False
 
     def __init__(self) -> None:
         place = spaces.Box(-1, 1, (2,), np.float32)
@@ -60,8 +73,10 @@ class ToyGoalEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         observation = self._observe()
-        reward = float(np.squeeze(self.compute_reward(observation["achieved_goal"], observation["desired_goal"], {})))
-        return observation, reward, False, self.steps >= 10, {"is_success": reward == 0}
+        goals = observation["achieved_goal"], observation["desired_goal"]
+        reward = float(np.squeeze(self.compute_reward(*goals, {})))
+        terminated = bool(np.squeeze(self.compute_terminated(*goals, {}))) if self.terminates else False
+        return observation, reward, terminated, self.steps >= 10, {"is_success": reward == 0}
 
     def _observe(self) -> dict[str, Any]:
         place = self.np_random.uniform(-1, 1, 2).astype(np.float32)
@@ -187,7 +202,38 @@ class TestPointMass:
         assert env.compute_success(np.array([0.0]), np.array([0.5]))
         assert not env.compute_success(np.array([0.0]), np.array([0.500001]))
 
-    @pytest.mark.parametrize("argument", ["max_steps", "dt", "size", "threshold"])
+    def test_the_other_names_of_the_arguments_mean_the_same(self) -> None:
+        env = PointReachGoalEnv(max_steps=50, distance_threshold=0.2, goal_range=0.5, max_speed=0.3, seed=4)
+        assert (env.distance_threshold, env.goal_range, env.speed_limit) == (0.2, 0.5, 0.3)
+        assert PointReachGoalEnv(threshold=0.2, distance_threshold=0.2).distance_threshold == 0.2
+        with pytest.raises(
+            ValueError, match=r"threshold = 0\.1 and distance_threshold = 0\.2 are two names of one argument"
+        ):
+            PointReachGoalEnv(threshold=0.1, distance_threshold=0.2)
+        with pytest.raises(ValueError, match=r"speed_limit = 1\.0 and max_speed = 2\.0"):
+            PointReachGoalEnv(speed_limit=1.0, max_speed=2.0)
+        made = gym.make("rl_training/PointReach2D-v0", distance_threshold=0.2)
+        assert made.get_wrapper_attr("distance_threshold") == 0.2
+
+    def test_goals_come_from_the_goal_range_and_the_mass_from_everywhere(self) -> None:
+        env = PointReachGoalEnv(goal_range=0.25, size=2.0)
+        env.reset(seed=0)
+        observations = [env.reset()[0] for _ in range(200)]
+        goals, starts = (np.array([o[key] for o in observations]) for key in ("desired_goal", "achieved_goal"))
+        assert 0.2 < np.abs(goals).max() <= 0.25
+        assert np.abs(starts).max() > 1.5
+        with pytest.raises(ValueError, match=r"goal_range = 3\.0: expected at most size = 2\.0"):
+            PointReachGoalEnv(goal_range=3.0, size=2.0)
+
+    def test_seed_is_that_of_the_first_reset_alone(self) -> None:
+        env, plain = PointReachGoalEnv(seed=4), PointReachGoalEnv()
+        np.testing.assert_equal(env.reset()[0], plain.reset(seed=4)[0])
+        np.testing.assert_equal(env.reset()[0], plain.reset()[0])
+        env = PointReachGoalEnv(seed=4)
+        np.testing.assert_equal(env.reset(seed=9)[0], plain.reset(seed=9)[0])
+        np.testing.assert_equal(env.reset()[0], plain.reset()[0])
+
+    @pytest.mark.parametrize("argument", ["max_steps", "dt", "size", "threshold", "goal_range", "max_speed"])
     @pytest.mark.parametrize("value", [0, -1, float("nan")])
     def test_impossible_arguments_are_refused(self, argument: str, value: float) -> None:
         with pytest.raises(ValueError, match=f"{argument} = "):
@@ -280,6 +326,13 @@ class TestComputeFunctions:
             if terminated or truncated:
                 env.reset()
 
+    @pytest.mark.parametrize("name", ["compute_reward", "compute_terminated", "compute_truncated"])
+    def test_the_info_may_be_left_out(self, name: str) -> None:
+        achieved, desired = np.zeros((3, 2)), np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.04]])
+        for env in (PointReachGoalEnv(), BitFlippingEnv(n_bits=2)):
+            function = getattr(env, name)
+            np.testing.assert_array_equal(function(achieved, desired), function(achieved, desired, {}))
+
     def test_only_bit_flipping_ends_on_success(self) -> None:
         place = np.zeros(2)
         assert not PointReachGoalEnv().compute_terminated(place, place, {})
@@ -312,6 +365,18 @@ class TestObservations:
         assert not is_goal_space(spaces.Box(-1, 1, (2,)))
         assert not is_goal_space(spaces.Dict({"observation": spaces.Box(-1, 1, (2,))}))
 
+    @pytest.mark.parametrize("order", ["import rl_training, gymnasium", "import gymnasium, rl_training"])
+    def test_importing_the_package_registers_its_environments(self, order: str) -> None:
+        code = (
+            f"{order}; env = gymnasium.make('rl_training/PointGoal1D-v0', max_steps=3); env.reset(seed=0); print(env)"
+        )
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert "PointGoal1DEnv" in ran.stdout
+
+    def test_the_old_name_is_kept(self) -> None:
+        assert GoalFunctions is GoalRewards
+
     def test_registering_twice_is_no_error(self) -> None:
         register_goal_envs()
         register_goal_envs()
@@ -335,6 +400,8 @@ class TestObservations:
 
 class CollapsingEnv(ToyGoalEnv):
     """Its termination turns a batch into one bool."""
+
+    terminates = True
 
     def compute_terminated(self, achieved: Any, desired: Any, info: Any) -> bool:
         return bool(np.all(self.near(achieved, desired)))
@@ -415,7 +482,7 @@ class TestGoalFunctions:
         self, env_type: type[ToyGoalEnv], slow: list[str]
     ) -> None:
         functions = GoalFunctions(env_type())
-        assert functions.slow == slow
+        assert functions.unbatched == slow
         env = env_type()
         achieved, desired = self.pairs(env)
         expected = [float(np.squeeze(env.compute_reward(a, d, {}))) for a, d in zip(achieved, desired, strict=True)]
@@ -460,12 +527,12 @@ class TestGoalFunctions:
         env.compute_reward = lambda a, d, info: -np.linalg.norm(a - d, axis=-1)  # type: ignore[method-assign]
         functions = GoalFunctions(env)
         assert functions.reward_range is None
-        assert functions.slow == []
+        assert functions.unbatched == []
 
     @pytest.mark.parametrize("make", BUILTIN)
     def test_builtin_environments_take_the_quick_way(self, make: Callable[[], Any]) -> None:
         functions = GoalFunctions(make())
-        assert functions.slow == []
+        assert functions.unbatched == []
         assert functions.reward_range == (-1.0, 0.0)
 
     def test_the_transform_applies_to_the_answers(self) -> None:
@@ -601,6 +668,127 @@ class TestDistanceShortcut:
             np.testing.assert_array_equal(functions.rewards(achieved, desired), own)
 
 
+class ThreeLevelEnv(ToyGoalEnv):
+    """Pays -10 below the floor at -0.9, which random play never reaches, 0 at the goal and -1 elsewhere."""
+
+    distance_threshold = 0.1
+    lowest = -0.8
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        reward = self.near(achieved, desired).astype(np.float32) - 1.0
+        return np.where(np.asarray(achieved)[..., 1] < -0.9, np.float32(-10.0), reward)[()]
+
+    def _observe(self) -> dict[str, Any]:
+        observation = super()._observe()
+        observation["achieved_goal"] = np.maximum(observation["achieved_goal"], self.lowest)
+        return observation
+
+
+class TestRewardsThatRandomPlayMissed:
+    """What random play shows of the reward is corrected as soon as a reward proves it wrong."""
+
+    FLOOR = np.array([[0.0, -0.95]] * 5, np.float32)  # below the floor, at which every reward is -10
+    ABOVE = np.array([[0.0, 0.5]] * 5, np.float32)
+
+    @staticmethod
+    def assumed() -> GoalRewards:
+        goals = GoalRewards(ThreeLevelEnv())
+        assert goals.reward_range == (-1.0, 0.0)
+        assert goals.state_dict()["quick"]
+        goals.rewards(TestRewardsThatRandomPlayMissed.ABOVE, TestRewardsThatRandomPlayMissed.ABOVE)  # the spot check
+        return goals
+
+    def test_play_widens_the_range_and_ends_the_quick_form_at_once(self) -> None:
+        goals = self.assumed()
+        assert goals.rewards(self.FLOOR, self.ABOVE).tolist() == [-1.0] * 5  # what was wrong for 255 batches
+        before = goals.reward_range
+        with pytest.warns(UserWarning, match=r"ToyGoalEnv|ThreeLevelEnv: a reward of -10 is outside \[-1, 0\]"):
+            goals.check_play(np.full(5, -10.0, np.float32), self.FLOOR, self.ABOVE)
+        assert goals.reward_range == (-10.0, 0.0)
+        assert goals.reward_range is not before
+        assert goals.rewards(self.FLOOR, self.ABOVE).tolist() == [-10.0] * 5
+
+    def test_relabelling_widens_the_range_and_says_so_once(self) -> None:
+        goals = self.assumed()
+        goals.load_state_dict({**goals.state_dict(), "quick": False})
+        with pytest.warns(UserWarning, match="a reward of -10 is outside"):
+            assert goals.rewards(self.FLOOR, self.ABOVE).tolist() == [-10.0] * 5
+        assert goals.reward_range == (-10.0, 0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            goals.check_play(np.full(5, 3.0, np.float32), self.ABOVE, self.ABOVE)
+        assert goals.reward_range == (-10.0, 3.0)
+
+    def test_a_spot_check_widens_the_range_too(self) -> None:
+        goals = GoalRewards(ThreeLevelEnv())
+        with pytest.warns(UserWarning, match="outside"):
+            assert goals.rewards(self.FLOOR, self.ABOVE).tolist() == [-10.0] * 5  # the first batch is compared
+        assert goals.reward_range == (-10.0, 0.0)
+
+    def test_a_buffer_reports_the_new_range_and_relabels_by_the_new_rule(self) -> None:
+        env, goals = ThreeLevelEnv(), self.assumed()
+        buffer = HERReplayBuffer(space_spec(env, goals), 100, goals, settings=HindsightSettings(her_ratio=1.0))
+        before = buffer.reward_range
+        places = np.linspace([0.0, 0.5], [0.0, -0.98], 6).astype(np.float32)  # falls below the floor at its last step
+        observations = {"observation": places, "achieved_goal": places, "desired_goal": np.ones((6, 2), np.float32)}
+        with pytest.warns(UserWarning, match="a reward of -10 is outside"):
+            buffer.add_episode(observations, np.zeros((5, 2)), np.array([-1.0, -1.0, -1.0, -1.0, -10.0]))
+        assert buffer.reward_range == (-10.0, 0.0)
+        assert buffer.reward_range is not before
+        batch = buffer.sample(50)
+        fallen = batch.next_observations[:, 1] < -0.9
+        assert fallen.any()
+        assert (batch.rewards[fallen] == -10.0).all()
+        assert (batch.rewards[~fallen] > -10.0).all()
+        other_goals = GoalRewards(ThreeLevelEnv())
+        other = HERReplayBuffer(space_spec(env, other_goals), 100, other_goals)
+        other.load_state_dict(buffer.state_dict())
+        assert other.reward_range == (-10.0, 0.0)
+
+    def test_rewards_within_the_range_change_nothing(self) -> None:
+        goals = self.assumed()
+        before = goals.reward_range
+        met = np.where(np.arange(5) % 2 == 0, 0.0, -1.0).astype(np.float32)
+        desired = np.where(met[:, None] == 0, self.ABOVE, self.ABOVE + 0.5).astype(np.float32)
+        goals.check_play(met, self.ABOVE, desired)
+        assert goals.reward_range is before
+        assert goals.state_dict()["quick"]
+
+    def test_a_tie_that_was_rounded_otherwise_is_no_contradiction(self) -> None:
+        goals = GoalRewards(PointReachGoalEnv())
+        achieved, desired = np.array([[0.0, 0.0]], np.float32), np.array([[0.05, 0.0]], np.float32)
+        paid = -1.0 - goals.rewards(achieved, desired)  # the other side of the threshold than on float32 goals
+        goals.check_play(paid.astype(np.float32), achieved, desired)
+        assert goals.state_dict()["quick"]
+
+    @pytest.mark.parametrize("scale", [0.1, -0.3])
+    def test_the_range_is_that_of_the_transformed_reward(self, scale: float) -> None:
+        goals = GoalRewards(ThreeLevelEnv(), RewardTransformConfig(scale=scale, shift=0.7))
+        goals.rewards(self.ABOVE, self.ABOVE)
+        before = goals.reward_range
+        assert before == pytest.approx(tuple(sorted((0.7, 0.7 - scale))))
+        rounded = (np.array([0.0, -1.0]) * scale + 0.7).astype(np.float32)  # not exactly the range's own numbers
+        goals.check_play(rounded, self.ABOVE[:2], np.stack([self.ABOVE[0], self.ABOVE[0] + 1]))
+        assert goals.reward_range is before
+        assert goals.state_dict()["quick"]
+        with pytest.warns(UserWarning, match="outside"):
+            goals.check_play((np.full(5, -10.0) * scale + 0.7).astype(np.float32), self.FLOOR, self.ABOVE)
+        assert goals.reward_range == pytest.approx(tuple(sorted((0.7 if scale > 0 else 0.7 - 0.0, 0.7 - 10 * scale))))
+
+    def test_the_range_survives_a_restart(self) -> None:
+        goals = self.assumed()
+        with pytest.warns(UserWarning, match="outside"):
+            goals.check_play(np.full(5, -10.0, np.float32), self.FLOOR, self.ABOVE)
+        other = GoalRewards(ThreeLevelEnv())
+        other.load_state_dict(goals.state_dict())
+        assert other.reward_range == (-10.0, 0.0)
+        assert other.rewards(self.FLOOR, self.ABOVE).tolist() == [-10.0] * 5
+        older = GoalRewards(ThreeLevelEnv())
+        before = older.reward_range
+        older.load_state_dict({"calls": 3, "quick": True})  # as checkpoints before 0.2 have it
+        assert older.reward_range is before
+
+
 @pytest.fixture
 def registered() -> Any:
     """Return a function that makes an environment class known to Gymnasium for the length of a test."""
@@ -696,7 +884,44 @@ class TestCheckEnv:
 
         report = check_env(registered(Disagreeing))
         assert not report.fit_for_her
-        assert "disagrees with the reward of step() in 10 of 10 steps" in report.problems[0]
+        assert "disagrees with the reward of step() in 200 of 200 steps" in report.problems[0]
+
+    def test_a_termination_that_disagrees_with_step_is_a_problem(self, registered: Any) -> None:
+        class Falls(ToyGoalEnv):
+            def compute_terminated(self, achieved: Any, desired: Any, info: Any) -> Any:
+                return np.zeros(np.shape(achieved)[:-1], bool)[()]
+
+            def step(self, action: Any) -> Any:
+                observation, reward, _, truncated, info = super().step(action)
+                return observation, reward, self.steps == 5, truncated, info
+
+        report = check_env(registered(Falls))
+        assert not report.fit_for_her
+        assert report.problems == ["compute_terminated disagrees with the termination of step() in 20 of 100 steps"]
+
+    def test_random_play_says_how_often_the_goal_moves(self, registered: Any) -> None:
+        class Stuck(ToyGoalEnv):
+            """Its achieved goal moves in every sixth episode, by 0.3, and is still otherwise."""
+
+            distance_threshold = 0.1
+            episode = 0
+
+            def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+                self.moves = Stuck.episode % 6 == 5
+                Stuck.episode += 1
+                return super().reset(seed=seed)
+
+            def _observe(self) -> dict[str, Any]:
+                place = np.full(2, 0.3 if self.moves and self.steps >= 5 else 0.0, np.float32)
+                return {"observation": place, "achieved_goal": place, "desired_goal": self.goal.copy()}
+
+        report = check_env(registered(Stuck))
+        assert report.fit_for_her
+        assert report.facts["random motion"] == "the achieved goal moves more than 0.1 in 3 of 20 random episodes"
+        assert any("in only 3 of 20 episodes" in warning and "demonstrations" in warning for warning in report.warnings)
+        moving = check_env("rl_training/BitFlipping-v0")
+        assert moving.facts["random motion"] == "the achieved goal moves at all in 20 of 20 random episodes"
+        assert moving.warnings == []
 
     def test_an_episode_without_end_is_a_problem(self, registered: Any) -> None:
         class Endless(ToyGoalEnv):
@@ -716,7 +941,9 @@ class TestCheckEnv:
         class Failing(ToyGoalEnv):
             def step(self, action: Any) -> Any:
                 self.steps += 1
-                return self._observe(), -1.0, False, self.steps >= 10, {"is_success": False}
+                observation = self._observe()
+                reward = float(self.near(observation["achieved_goal"], observation["desired_goal"])) - 1.0
+                return observation, reward, False, self.steps >= 10, {"is_success": False}
 
         setattr(Failing, name, fails)
         report = check_env(registered(Failing))

@@ -22,6 +22,7 @@ class ExactMatch:
 
     recomputes_termination = True
     distance_threshold: float | None = None
+    reward_range: tuple[float, float] | None = (-1.0, 0.0)
 
     def __init__(self) -> None:
         self.calls = 0
@@ -32,6 +33,9 @@ class ExactMatch:
 
     def terminated(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         return (achieved == desired).all(axis=-1).astype(np.float32)
+
+    def check_play(self, rewards: np.ndarray, achieved: np.ndarray, desired: np.ndarray) -> None:
+        assert rewards.shape == achieved.shape[:1] == desired.shape[:1]
 
     def state_dict(self) -> dict[str, int]:
         return {}
@@ -175,23 +179,163 @@ def test_long_episodes_are_drawn_in_proportion_to_their_length():
     assert share == pytest.approx(0.75, abs=0.01)
 
 
-def test_motion_priority_prefers_episodes_that_moved_and_uniform_does_not():
-    def still_and_moving(**kwargs) -> float:
-        buffer = make(capacity=100, motion_scale=1.0, **kwargs)
-        for episode, speed in enumerate([0.0, 1.0]):
-            for t in range(10):
-                now, after = (
-                    observation(np.array([episode]), np.array([t])),
-                    observation(np.array([episode]), np.array([t + 1])),
-                )
-                now["achieved_goal"] = np.array([[0.0, t * speed]])
-                after["achieved_goal"] = np.array([[0.0, (t + 1) * speed]])
-                buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([t == 9]))
-        return (buffer.sample(20_000).observations[:, 0] == 1).float().mean().item()
+def still_and_moving(**kwargs) -> HERReplayBuffer:
+    """Return a buffer with 10 steps of episode 0, which stays where it is, and 10 of episode 1, which moves."""
+    buffer = make(capacity=100, motion_scale=1.0, **kwargs)
+    for episode, speed in enumerate([0.0, 1.0]):
+        for t in range(10):
+            now, after = (
+                observation(np.array([episode]), np.array([t])),
+                observation(np.array([episode]), np.array([t + 1])),
+            )
+            now["achieved_goal"] = np.array([[0.0, t * speed]])
+            after["achieved_goal"] = np.array([[0.0, (t + 1) * speed]])
+            buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([t == 9]))
+    return buffer
 
-    assert still_and_moving() == pytest.approx(1 / 1.03, abs=0.01)
-    assert still_and_moving(motion_priority=0.5) == pytest.approx(1 / 1.5, abs=0.01)
-    assert still_and_moving(episode_priority="uniform") == pytest.approx(0.5, abs=0.01)
+
+def share_of_moving(rows: torch.Tensor) -> float:
+    return (rows[:, 0] == 1).float().mean().item()
+
+
+def test_motion_priority_prefers_episodes_that_moved_and_uniform_does_not():
+    def share(**kwargs) -> float:
+        return share_of_moving(still_and_moving(her_ratio=1.0, **kwargs).sample(20_000).observations)
+
+    assert share() == pytest.approx(1 / 1.03, abs=0.01)
+    assert share(motion_priority=0.5) == pytest.approx(1 / 1.5, abs=0.01)
+    assert share(episode_priority="uniform") == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8])
+def test_rows_that_keep_their_goal_are_uniform_over_transitions(ratio):
+    buffer = still_and_moving(her_ratio=ratio)
+    observations = buffer.sample(20_000).observations
+    relabelled = round(buffer.relabelled_share * 20_000)
+    if relabelled:
+        assert share_of_moving(observations[:relabelled]) == pytest.approx(1 / 1.03, abs=0.01)
+    original = observations[relabelled:]
+    assert share_of_moving(original) == pytest.approx(0.5, abs=0.01)
+    np.testing.assert_allclose(np.bincount(original[:, 1].int()) / len(original), [0.1] * 10, atol=0.02)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("still", [0, 1, 19])
+def test_an_episode_that_moved_gets_new_goals_as_often_as_without_priority(ratio, still):
+    def odds(**kwargs) -> float:
+        """Return how often the one moving episode appears with a new goal, for once with its own."""
+        buffer = make(capacity=500, motion_scale=1.0, her_ratio=ratio, **kwargs)
+        for episode in range(still + 1):
+            places, actions, rewards = episode_arrays(episode, 10)
+            places["achieved_goal"] = places["achieved_goal"] * [0.0, float(episode == still)]
+            buffer.add_episode(places, actions, rewards)
+        moving = buffer.sample(200_000).observations[:, 0] == still
+        relabelled = round(buffer.relabelled_share * 200_000)
+        assert buffer.relabelled_share <= ratio
+        return moving[:relabelled].sum().item() / max(1, moving[relabelled:].sum().item())
+
+    plain = odds(episode_priority="uniform")
+    if 0 < ratio < 1:
+        assert plain == pytest.approx(ratio / (1 - ratio), rel=0.05)
+        assert odds() == pytest.approx(plain, rel=0.05)
+    else:
+        assert make(her_ratio=ratio).relabelled_share == ratio
+
+
+def test_an_outcome_of_chance_is_replayed_as_often_as_it_happened():
+    # One action moves the goal once in ten times. Drawn by what came of it, it would seem to do so 4 times in 5.
+    buffer = make(capacity=5000, motion_scale=1.0, her_ratio=0.0)
+    for episode in range(1000):
+        moved = float(episode % 10 == 0)
+        now, after = (observation(np.array([episode]), np.array([t])) for t in (0, 1))
+        now["achieved_goal"], after["achieved_goal"] = np.zeros((1, 2)), np.full((1, 2), moved)
+        after["observation"] = np.full((1, 2), moved)
+        buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([True]))
+    assert buffer.episodes.total_weight == pytest.approx(100 + 900 * 0.03)
+    assert buffer.sample(10_000).next_observations[:, 0].mean().item() == pytest.approx(0.1, abs=0.005)
+
+
+def episode_arrays(episode: int, steps: int) -> tuple[dict, np.ndarray, np.ndarray]:
+    places = observation(np.full(steps + 1, episode), np.arange(steps + 1))
+    return places, np.arange(steps, dtype=np.float64)[:, None], np.full(steps, -1.0)
+
+
+@pytest.mark.parametrize("form", ["T + 1", "next"])
+def test_a_whole_episode_is_stored_as_if_it_had_been_played(form):
+    played, added = make(num_envs=1), make(num_envs=1)
+    play(played, [5, 1, 7], terminate=True)
+    for episode, steps in enumerate([5, 1, 7]):
+        places, actions, rewards = episode_arrays(episode, steps)
+        if form == "T + 1":
+            added.add_episode(places, actions, rewards, terminated=True)
+        else:
+            now, after = ({key: value[part] for key, value in places.items()} for part in (slice(-1), slice(1, None)))
+            ends = np.arange(steps) == steps - 1
+            added.add_episode(now, actions, rewards, after, ends, np.zeros(steps, bool))
+    assert len(added) == 13
+    for a, b in zip(played.sample(64)[:5], added.sample(64)[:5], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_episode_leaves_the_open_ones_alone_and_takes_discrete_actions():
+    buffer = HERReplayBuffer(SpaceSpec(2, 1, 2, num_actions=9), 100, ExactMatch(), settings=HindsightSettings())
+    now, after = (observation(np.array([0]), np.array([t])) for t in (0, 1))
+    buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([False]))
+    places, actions, rewards = episode_arrays(3, 4)
+    buffer.add_episode(places, actions[:, 0].astype(int), rewards, truncated=True)
+    assert len(buffer) == 4
+    batch = buffer.sample(50)
+    assert batch.actions.shape == (50, 1)
+    assert set(batch.observations[:, 0].tolist()) == {3.0}
+    assert batch.terminated.sum() == (batch.rewards == 0).sum()  # a time-out is not a termination
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rewards": np.zeros(3)}, r"observations\['observation'\] has 6 rows: expected 4 with 3 rewards and no next"),
+        ({"rewards": np.zeros(0)}, "rewards has no rows: expected an episode of at least 1 step"),
+        ({"actions": np.zeros((4, 1))}, r"actions has shape \(4, 1\): expected \(5, 1\)"),
+        ({"actions": np.zeros((5, 2))}, r"actions has shape \(5, 2\): expected \(5, 1\)"),
+        ({"terminated": np.zeros(4, bool)}, r"terminated has shape \(4,\): expected \(5,\)"),
+        ({"terminated": np.arange(5) == 2}, r"terminated\[2\] is set, but the episode has 5 steps"),
+        ({"truncated": np.arange(5) >= 3}, r"truncated\[3\] is set, but the episode has 5 steps"),
+    ],
+)
+def test_an_episode_whose_parts_do_not_fit_together_is_refused(change, words):
+    places, actions, rewards = episode_arrays(0, 5)
+    buffer = make()
+    with pytest.raises(ValueError, match=words):
+        buffer.add_episode(**{"observations": places, "actions": actions, "rewards": rewards, **change})
+    with pytest.raises(ValueError, match=r"observations\['observation'\] has 6 rows: expected 5 with 5 rewards"):
+        buffer.add_episode(places, actions, rewards, places)
+    assert len(buffer) == 0
+
+
+def test_sampling_before_an_episode_has_ended_says_what_to_do():
+    buffer = make()
+    now, after = (observation(np.array([0]), np.array([t])) for t in (0, 1))
+    buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([False]))
+    with pytest.raises(ValueError, match="HERReplayBuffer has no completed episode to sample: add transitions until"):
+        buffer.sample(4)
+
+
+def test_rewards_are_compared_with_what_relabelling_assumes_before_they_can_be_sampled():
+    class Recording(ExactMatch):
+        seen: list = []  # noqa: RUF012
+
+        def check_play(self, rewards, achieved, desired):
+            assert len(buffer) == 0
+            self.seen.append((rewards.tolist(), achieved[:, 1].tolist(), desired[:, 1].tolist()))
+            self.reward_range = (-10.0, 0.0)
+
+    buffer = make(goals=Recording())
+    assert buffer.reward_range == (-1.0, 0.0)
+    for t in range(3):
+        now, after = (observation(np.array([7]), np.array([t + i])) for i in (0, 1))
+        buffer.add(now, np.zeros((1, 1)), np.array([-1.0 - t]), after, np.array([False]), np.array([t == 2]))
+    assert Recording.seen == [([-1.0, -2.0, -3.0], [1.0, 2.0, 3.0], [7.0] * 3)]  # achieved after each step
+    assert buffer.reward_range == (-10.0, 0.0)
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
@@ -235,7 +379,7 @@ def test_episode_table_draws_by_weight_and_forgets_what_left(weights, drops, num
     drops = min(drops, len(weights) - 1)
     for _ in range(drops):
         table.drop_oldest()
-    starts, lengths = table.draw(np.array(numbers))
+    starts, lengths = table.draw(np.array(numbers), np.empty(0))
     edges = np.cumsum(weights[drops:]) / sum(weights[drops:])
     for number, start, length in zip(numbers, starts, lengths, strict=True):
         index = start // 10
@@ -244,7 +388,16 @@ def test_episode_table_draws_by_weight_and_forgets_what_left(weights, drops, num
         low = edges[index - drops - 1] if index > drops else 0.0
         assert low - 1e-6 <= number <= edges[index - drops] + 1e-6
     assert table.total_weight == pytest.approx(sum(weights[drops:]))
-    assert table.transitions == sum(1 + index for index in range(drops, len(weights)))
+    live = np.arange(drops, len(weights))
+    assert table.transitions == (live + 1).sum()
+    # By length, and both kinds at once.
+    both, _ = table.draw(np.array(numbers), np.array(numbers))
+    np.testing.assert_array_equal(both[: len(numbers)], starts)
+    steps = np.repeat(live, live + 1)
+    np.testing.assert_allclose(both[len(numbers) :] // 10, steps[(np.array(numbers) * len(steps)).astype(int)], atol=1)
+    fine = (np.arange(10 * len(steps)) + 0.5) / (10 * len(steps))
+    counts = np.bincount(table.draw(np.empty(0), fine)[0] // 10, minlength=len(weights))
+    np.testing.assert_array_equal(counts[drops:], 10 * (live + 1))
 
 
 def test_episode_table_keeps_its_precision_over_a_long_run(monkeypatch):
@@ -256,4 +409,26 @@ def test_episode_table_keeps_its_precision_over_a_long_run(monkeypatch):
             table.drop_oldest()
     expected = sum(0.1 + index % 7 for index in range(4990, 5000))
     assert table.total_weight == pytest.approx(expected)
-    assert set(table.draw(np.linspace(0, 0.999, 500))[0]) == set(range(4990, 5000))
+    numbers = np.linspace(0, 0.999, 500)
+    for drawn in (table.draw(numbers, np.empty(0)), table.draw(np.empty(0), numbers)):
+        assert set(drawn[0]) == set(range(4990, 5000))
+    assert table.transitions == 10
+
+
+def test_a_table_stored_before_lengths_were_summed_is_loaded():
+    table, old = EpisodeTable(size=2), EpisodeTable()
+    for index in range(9):
+        table.append(Episode(10 * index, 1 + index, 10 * index), 0.5 + index)
+        if index > 5:
+            table.drop_oldest()
+    state = table.state_dict()
+    assert state.pop("length_low") == 6.0
+    old.load_state_dict(state)
+    numbers = (np.arange(1000) + 0.5) / 1000
+    for a, b in zip(table.draw(numbers, numbers), old.draw(numbers, numbers), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert old.transitions == table.transitions
+    for each in (table, old):
+        each.append(Episode(900, 3, 900), 2.0)
+        each.drop_oldest()
+    assert old.transitions == table.transitions

@@ -268,11 +268,15 @@ def test_the_state_brings_the_draws_back_and_knows_the_data(recorded):
         different.load_state_dict(state)
 
 
-def test_policy_observations_are_those_with_the_recorded_goals(recorded):
-    found = hindsight(recorded).policy_observations()
-    assert found.shape == (EPISODES * (LENGTH + 1), 3)
-    expected = {tuple(row) for row in np.concatenate([recorded["observations"], recorded["desired_goals"]], axis=1)}
-    assert expected <= {tuple(row) for row in found.numpy()}
+def test_policy_observations_have_the_recorded_goals_and_then_the_achieved_ones(recorded):
+    found = hindsight(recorded).policy_observations().numpy()
+    rows = EPISODES * (LENGTH + 1)
+    assert found.shape == (2 * rows, 3)
+    np.testing.assert_array_equal(found[:rows, :2], found[rows:, :2])
+    for goals, part in (("desired_goals", found[:rows]), ("achieved_goals", found[rows:])):
+        expected = {tuple(row) for row in np.concatenate([recorded["observations"], recorded[goals]], axis=1)}
+        assert expected <= {tuple(row) for row in part}
+    assert (found[rows:, 2] == found[rows:, 0]).all()  # this task achieves its position
 
 
 # Runs
@@ -343,6 +347,18 @@ def test_online_prior_and_fresh_episodes_are_both_relabelled(her):
     assert rows[0]["train/offline_share"] == 1.0
     assert rows[-1]["train/offline_share"] == 0.25
     assert {"train/q_prior", "train/q_fresh", "train/bc_loss", "eval/success_rate"} <= rows[-1].keys()
+
+
+def test_the_normaliser_knows_the_goals_that_hindsight_makes_of_demonstrations_with_one_goal(her, recorded, tmp_path):
+    one_goal = {**recorded, "desired_goals": np.full_like(recorded["desired_goals"], 0.9)}
+    one_goal.pop("next_desired_goals")
+    path = write_transitions(TransitionDataset.from_dict(one_goal), tmp_path / "one_goal.npz")
+    watch = Watch()
+    kwargs = {"backend": "iql", "dataset_path": str(path), "normalize_observations": True, "her_ratio": 1.0}
+    train_her(her(False, algo_kwargs=kwargs, total_timesteps=5), callbacks=[watch])
+    goals = watch.learner.normalizer(watch.experience.sample(500).observations)[:, 2]
+    assert (goals.abs() < watch.learner.normalizer.clip).all()  # by the recorded goal alone 99% of them are clamped
+    assert 0.2 < goals.std() < 5
 
 
 @pytest.mark.parametrize("backend", ["iql", "td3_bc"])

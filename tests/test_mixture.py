@@ -97,6 +97,13 @@ def test_all_rows_are_prior_ones_until_there_is_something_fresh(ratio, size):
     assert source.sample(size).prior_rows == round(ratio * size)
 
 
+def test_sampling_without_any_rows_says_what_to_do():
+    source = Mixture(fresh_buffer(0), fresh_buffer(0), 0.5)
+    with pytest.raises(ValueError, match="Mixture is empty: give it offline data, or add online transitions"):
+        source.sample(4)
+    assert source.take_share() is None
+
+
 def test_at_a_ratio_of_0_prior_rows_are_no_reason_to_begin():
     assert len(mixture(0.0, fresh_rows=0)) == 0
     assert len(mixture(0.0)) == len(mixture(0.0).fresh)

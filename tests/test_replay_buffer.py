@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,11 @@ def test_samples_are_the_last_transitions_and_intact(capacity, steps, num_envs):
     assert torch.equal(batch.next_observations, batch.observations + 0.5)
     assert torch.equal(batch.actions[:, 0], ids)
     assert torch.equal(batch.terminated, (ids % 3 == 0).float())  # a time-out leaves no trace
+
+
+def test_sampling_an_empty_buffer_says_what_to_do():
+    with pytest.raises(ValueError, match="ReplayBuffer is empty: add transitions before you sample"):
+        ReplayBuffer(SPEC, 10).sample(4)
 
 
 def test_sampling_is_uniform():

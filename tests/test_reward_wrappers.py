@@ -7,17 +7,20 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.data import HERReplayBuffer, HindsightSettings
+from rl_training.data import HERReplayBuffer, HindsightSettings, ReplayBuffer
 from rl_training.envs import (
     GoalFunctions,
+    GoalRewards,
     PointGoal1DEnv,
     RewardClipWrapper,
     RewardScaleWrapper,
     RewardShiftWrapper,
+    RewardTransform,
     RewardTransformConfig,
     apply_reward_wrappers,
     make_env,
@@ -28,6 +31,7 @@ from rl_training.envs.factory import split_env_kwargs
 from rl_training.errors import ConfigError
 from rl_training.runtime import train_her
 from rl_training.runtime.logging import read_metrics
+from rl_training.types import SpaceSpec
 
 POINT = "rl_training/PointGoal1D-v0"
 FINITE = st.floats(-1e6, 1e6)
@@ -177,6 +181,73 @@ class TestConfiguration:
     def test_an_unknown_wrapper_gets_the_nearest(self) -> None:
         with pytest.raises(ConfigError, match=r"env_kwargs\.wrappers\.rewards.*did you mean 'reward'"):
             split_env_kwargs({"wrappers": {"rewards": {}}})
+
+
+class TestOneTransform:
+    """The environment's transform and the algorithm's, in one object and in that order."""
+
+    @settings(deadline=None)
+    @given(first=transforms(), second=transforms(), values=st.lists(FINITE, min_size=1, max_size=8))
+    def test_it_is_the_two_one_after_the_other(self, first: Any, second: Any, values: list[float]) -> None:
+        both = RewardTransform(first, second)
+        raw = np.array(values)
+        np.testing.assert_array_equal(both.apply(raw), second.apply(first.apply(raw)))
+        low, high = float(raw.min()), float(raw.max())
+        assert both.apply_range((low, high)) == second.apply_range(first.apply_range((low, high)))
+        np.testing.assert_array_equal(RewardTransform(both, None).apply(raw), both.apply(raw))
+
+    def test_the_order_matters(self) -> None:
+        clip, scale = RewardTransformConfig(clip_min=-1.0), RewardTransformConfig(scale=3.0)
+        assert RewardTransform(clip, scale).apply(np.array([-2.0])).tolist() == [-3.0]
+        assert RewardTransform(scale, clip).apply(np.array([-2.0])).tolist() == [-1.0]
+        assert RewardTransform(clip, scale).apply_range((-2.0, 1.0)) == (-3.0, 3.0)
+        assert RewardTransform(clip).apply_range(None) is None
+
+    def test_nothing_to_do_is_known(self) -> None:
+        assert RewardTransform().identity
+        assert RewardTransform(None, RewardTransformConfig()).identity
+        assert RewardTransform(RewardTransform(RewardTransformConfig(shift=1.0))).steps == (
+            RewardTransformConfig(shift=1.0),
+        )
+        rewards = np.array([1.0])
+        assert RewardTransform().apply(rewards) is rewards
+        assert RewardTransform().apply_range((-1.0, 0.0)) == (-1.0, 0.0)
+
+    @settings(deadline=None, max_examples=25)
+    @given(first=transforms(), second=transforms(), rewards=st.lists(FINITE, min_size=6, max_size=6))
+    def test_buffers_store_of_raw_rewards_what_they_store_of_wrapped_ones(
+        self, first: Any, second: Any, rewards: list[float]
+    ) -> None:
+        wrapped = rewards_of(apply_reward_wrappers(FixedRewardsEnv(rewards), first), 6)
+        transform = RewardTransform(first, second)
+        spec = SpaceSpec(observation_dim=1, action_dim=1)
+        raw, old = (ReplayBuffer(spec, 6, reward_transform=each) for each in (transform, second))
+        for buffer, values in ((raw, rewards), (old, wrapped)):
+            buffer.add(np.zeros((6, 1)), np.zeros((6, 1)), np.array(values), np.zeros((6, 1)), np.zeros(6), np.zeros(6))
+        assert torch.equal(raw.ring.rows, old.ring.rows)
+
+    @pytest.mark.parametrize("whole", [False, True])
+    @pytest.mark.parametrize("kind", [np.float32, np.float64])
+    def test_hindsight_stores_of_raw_rewards_what_it_stores_of_wrapped_ones(self, whole: bool, kind: Any) -> None:
+        config = RewardTransformConfig(scale=0.1, shift=1 / 3)
+        goals = GoalRewards(make_env(POINT), config)
+        spec = space_spec(make_env(POINT), goals)
+        raw = HERReplayBuffer(spec, 8, goals, reward_transform=config)
+        old = HERReplayBuffer(spec, 8, goals)
+        rewards = [-1.0, 0.0, -1.0, -1.0]
+        wrapped = rewards_of(apply_reward_wrappers(FixedRewardsEnv(rewards), config), 4)
+        places = {"observation": np.zeros((5, 2)), "achieved_goal": np.zeros((5, 1)), "desired_goal": np.zeros((5, 1))}
+        for buffer, values in ((raw, np.array(rewards, kind)), (old, np.array(wrapped))):
+            if whole:
+                buffer.add_episode(places, np.zeros((4, 1)), values)
+                continue
+            one = {key: value[:1] for key, value in places.items()}
+            for t in range(4):
+                ended = np.array([t == 3])
+                buffer.add(one, np.zeros((1, 1)), values[t : t + 1], one, np.array([False]), ended)
+        assert torch.equal(raw.ring.rows[:5], old.ring.rows[:5])
+        stored = raw.ring.rows[:4, raw.ring.columns["reward"].start]
+        np.testing.assert_array_equal(stored, np.array(wrapped, np.float32))
 
 
 class TestRelabelling:

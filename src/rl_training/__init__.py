@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from rl_training.gym_ids import register_with_gymnasium
+
 _HOMES = {
     "TrainConfig": "rl_training.config",
     "load_config": "rl_training.config",
@@ -21,6 +23,8 @@ _HOMES = {
     "train": "rl_training.runtime",
 }
 _DERIVED = ("rl_training.api", "rl_training.runtime")  # they hold a class and a function for each algorithm
+
+register_with_gymnasium()
 
 
 def __getattr__(name: str) -> Any:

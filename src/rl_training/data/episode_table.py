@@ -1,4 +1,4 @@
-"""Which episodes a buffer holds, and drawing them by weight."""
+"""Which episodes a buffer holds, and drawing them by weight or by length."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ class Episode(NamedTuple):
 
 
 class EpisodeTable:
-    """Episodes in the order they came, drawn in proportion to their weights.
+    """Episodes in the order they came, drawn in proportion to their weights or to their lengths.
 
-    Episodes leave in the order they came, so a running sum of weights is enough: dropping the oldest raises the lower
-    end of the interval that is drawn from, appending one raises the upper end. Both cost O(1), a draw O(log n), and an
-    episode's weight leaves with it.
+    The oldest episode always leaves first, so two running sums are enough: one of the weights, one of the lengths.
+    Dropping the oldest episode raises the lower end of the interval that is drawn from, and appending an episode raises
+    the upper end. Both cost O(1), and drawing B of n episodes costs O(B log n).
     """
 
-    # The sum starts again from 0 here, long before adding a small weight to it would lose digits that matter.
+    # The sums restart from 0 beyond this value, long before float64 would lose the digits of a small weight.
     _REBASE_AT = 2.0**36
 
     def __init__(self, size: int = 1024) -> None:
         self._starts = np.empty(size, np.int64)
         self._lengths = np.empty(size, np.int64)
-        self._sums = np.empty(size, np.float64)  # of the weights up to and including this episode's
-        self._episodes: deque[tuple[Episode, float]] = deque()  # the same, with the sums, for taking the oldest out
+        # Running sums up to and including each episode. Lengths are whole numbers, so float64 holds their sums exactly.
+        self._weight_sums = np.empty(size, np.float64)
+        self._length_sums = np.empty(size, np.float64)
+        self._episodes: deque[Episode] = deque()
         self._begin = 0  # the live part of the arrays is [begin, begin + len)
-        self._low = 0.0  # the sum before the oldest episode
-        self.transitions = 0
+        self._weight_low, self._length_low = 0.0, 0.0  # the sums before the oldest episode
+        self._weight_high, self._length_high = 0.0, 0.0  # the sums up to the newest episode
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -43,75 +45,96 @@ class EpisodeTable:
     @property
     def oldest(self) -> Episode:
         """The episode that leaves next."""
-        return self._episodes[0][0]
+        return self._episodes[0]
+
+    @property
+    def transitions(self) -> int:
+        """The number of transitions of all live episodes."""
+        return int(self._length_high - self._length_low)
 
     @property
     def total_weight(self) -> float:
         """The sum of the live weights."""
-        return self._episodes[-1][1] - self._low if self._episodes else 0.0
+        return self._weight_high - self._weight_low
 
     def append(self, episode: Episode, weight: float) -> None:
         """Add an episode with a weight above 0."""
         end = self._begin + len(self)
-        if end == len(self._sums):
-            # Twice the size where more than half is live, so that this happens once in many episodes.
+        if end == len(self._starts):
+            # Twice the size if more than half is live, so that this happens once in many episodes.
             self._resize(2 if 2 * len(self) > end else 1)
             end = len(self)
-        total = (self._episodes[-1][1] if self._episodes else self._low) + weight
-        self._episodes.append((episode, total))
-        self._starts[end], self._lengths[end], self._sums[end] = episode.start, episode.length, total
-        self.transitions += episode.length
-        if total > self._REBASE_AT:
+        self._weight_high += weight
+        self._length_high += episode.length
+        self._episodes.append(episode)
+        self._starts[end], self._lengths[end] = episode.start, episode.length
+        self._weight_sums[end], self._length_sums[end] = self._weight_high, self._length_high
+        if max(self._weight_high, self._length_high) > self._REBASE_AT:
             self._rebase()
 
     def drop_oldest(self) -> None:
-        """Remove the oldest episode and its weight."""
-        episode, total = self._episodes.popleft()
-        self._low = total
+        """Remove the oldest episode with its weight and its length."""
+        self._episodes.popleft()
+        self._weight_low = float(self._weight_sums[self._begin])
+        self._length_low = float(self._length_sums[self._begin])
         self._begin += 1
-        self.transitions -= episode.length
 
-    def draw(self, uniform: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Turn ``[B]`` uniform numbers in [0, 1) into the starts and lengths of B episodes."""
-        position = uniform * self.total_weight + self._low
+    def draw(
+        self, by_weight: NDArray[np.float64], by_length: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Turn uniform numbers in [0, 1) into episodes: ``[n]`` drawn by weight, then ``[m]`` drawn by length.
+
+        Returns:
+            The starts and the lengths of the episodes, ``[n + m]`` each.
+        """
         live = slice(self._begin, self._begin + len(self._episodes))
-        # Rounding may carry the last position an ulp beyond the last sum.
-        index = np.minimum(self._sums[live].searchsorted(position), len(self._episodes) - 1)
+        weighted = by_weight * self.total_weight + self._weight_low  # [n] positions between the lowest and highest sum
+        lengthwise = by_length * (self._length_high - self._length_low) + self._length_low  # [m]
+        found = (self._weight_sums[live].searchsorted(weighted), self._length_sums[live].searchsorted(lengthwise))
+        # [n + m]; rounding can carry a position one digit beyond the last sum.
+        index = np.minimum(np.concatenate(found), len(self._episodes) - 1)
         return self._starts[live].take(index), self._lengths[live].take(index)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episodes and their exact sums, so that draws after a restart are the same draws."""
         live = slice(self._begin, self._begin + len(self))
-        first_rows = np.fromiter((episode.first_row for episode, _ in self._episodes), np.int64, len(self))
+        first_rows = np.fromiter((episode.first_row for episode in self._episodes), np.int64, len(self))
         return {
             "episodes": np.stack([self._starts[live], self._lengths[live], first_rows], axis=1),
-            "sums": self._sums[live].copy(),
-            "low": self._low,
+            "sums": self._weight_sums[live].copy(),
+            "low": self._weight_low,
+            "length_low": self._length_low,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        episodes = [Episode(*row) for row in state["episodes"].tolist()]
-        self._episodes = deque(zip(episodes, state["sums"].tolist(), strict=True))
-        self._begin, self._low = 0, float(state["low"])
-        self.transitions = sum(episode.length for episode in episodes)
-        while len(self._sums) <= len(episodes):
+        """Restore what ``state_dict`` returned; states from before 0.2 have no ``length_low`` and start from 0."""
+        self._episodes = deque(Episode(*row) for row in state["episodes"].tolist())
+        count = len(self._episodes)
+        self._begin = 0
+        while len(self._starts) <= count:
             self._resize(2)
-        self._starts[: len(episodes)], self._lengths[: len(episodes)] = state["episodes"][:, 0], state["episodes"][:, 1]
-        self._sums[: len(episodes)] = state["sums"]
+        self._starts[:count], self._lengths[:count] = state["episodes"][:, 0], state["episodes"][:, 1]
+        self._weight_low, self._length_low = float(state["low"]), float(state.get("length_low", 0.0))
+        self._weight_sums[:count] = state["sums"]
+        self._length_sums[:count] = self._length_low + np.cumsum(self._lengths[:count])
+        self._weight_high = float(self._weight_sums[count - 1]) if count else self._weight_low
+        self._length_high = float(self._length_sums[count - 1]) if count else self._length_low
 
     def _resize(self, factor: int) -> None:
         """Move the live part to the front of arrays ``factor`` times as long."""
         live = slice(self._begin, self._begin + len(self))
-        for name in ("_starts", "_lengths", "_sums"):
+        for name in ("_starts", "_lengths", "_weight_sums", "_length_sums"):
             old = getattr(self, name)
             new = np.empty(factor * len(old), old.dtype)
-            new[: len(self)] = old[live]
+            kept = old[live]
+            new[: len(kept)] = kept
             setattr(self, name, new)
         self._begin = 0
 
     def _rebase(self) -> None:
-        """Subtract what is no longer live from every sum."""
-        self._episodes = deque((episode, total - self._low) for episode, total in self._episodes)
-        self._sums[self._begin : self._begin + len(self)] -= self._low
-        self._low = 0.0
+        """Subtract the sums before the oldest episode from every sum."""
+        live = slice(self._begin, self._begin + len(self))
+        self._weight_sums[live] -= self._weight_low
+        self._length_sums[live] -= self._length_low
+        self._weight_high, self._weight_low = self._weight_high - self._weight_low, 0.0
+        self._length_high, self._length_low = self._length_high - self._length_low, 0.0

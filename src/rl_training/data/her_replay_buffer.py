@@ -1,11 +1,13 @@
 """Hindsight Experience Replay (Andrychowicz et al., 2017, https://arxiv.org/abs/1707.01495).
 
-Whole episodes are stored. When transitions are sampled, a share ``her_ratio`` of them gets, in place of its goal, one
-that the same episode achieved later, and its reward is computed again: what failed at one goal succeeds at another.
+The buffer stores whole episodes. When it samples transitions, a share ``her_ratio`` of them gets a new goal, one that
+the same episode achieved later, and a new reward to match: an episode that failed at its own goal succeeds at another.
 
-Episodes are drawn by how far their achieved goal moved (``episode_priority: motion``): where an object has to be
-touched first, nine random episodes in ten leave it where it was, and any goal taken from them is met from the start.
-The idea is that of energy-based prioritisation (Zhao and Tresp, 2018, https://arxiv.org/abs/1810.01363).
+Relabelled rows come from episodes drawn by how far their achieved goal moved (``episode_priority: motion``). If an
+object has to be touched first, nine random episodes in ten leave it in place, and any goal taken from them is met from
+the start. The idea is energy-based prioritisation (Zhao and Tresp, 2018, https://arxiv.org/abs/1810.01363). Rows that
+keep their own goal are always drawn uniformly over all transitions: drawing them by what happened later would make
+lucky outcomes look common.
 """
 
 from __future__ import annotations
@@ -20,33 +22,37 @@ from pydantic import Field, model_validator
 from rl_training.config import Settings
 from rl_training.data.episode_table import Episode, EpisodeTable
 from rl_training.data.row_ring import RowRing
-from rl_training.envs.goals import GoalFunctions, GoalParts, extract_goal_parts
+from rl_training.envs.goals import GoalRewards
+from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
 from rl_training.errors import ConfigError
-from rl_training.types import Batch, SpaceSpec
+from rl_training.types import Batch, GoalParts, SpaceSpec, extract_goal_parts
 
 Array = NDArray[Any]
 
 
 class HindsightSettings(Settings):
-    """What a run may say of hindsight."""
+    """Settings of hindsight replay."""
 
-    her_ratio: float | None = Field(None, ge=0, le=1, description="share of a batch whose goal is replaced")
+    her_ratio: float | None = Field(
+        None, ge=0, le=1, description="share of a batch whose goal is replaced; less while few episodes moved"
+    )
     n_sampled_goal: int | None = Field(
         None,
         ge=0,
-        description="k replaced goals for each original one: a her_ratio of k/(k+1); 4 where neither is given",
+        description="k replaced goals for each original one: a her_ratio of k/(k+1); 4 if neither is given",
     )
     goal_selection_strategy: Literal["future", "final", "episode"] = Field(
         "future", description="where the new goal comes from: later in the episode, its end, or anywhere in it"
     )
     episode_priority: Literal["motion", "uniform"] = Field(
-        "motion", description="draw episodes by how far their achieved goal moved, or each transition alike"
+        "motion",
+        description="for replaced goals: draw episodes by how far their achieved goal moved, or each transition alike",
     )
     motion_priority: float = Field(
         0.97, ge=0, lt=1, description="p of the weight (1-p) + p*min(1, motion/motion_scale) of an episode"
     )
     motion_scale: float | None = Field(
-        None, gt=0, description="motion that counts in full; the environment's distance_threshold where none is given"
+        None, gt=0, description="motion that counts in full; unset: the environment's distance_threshold"
     )
 
     @model_validator(mode="after")
@@ -67,40 +73,44 @@ class HindsightSettings(Settings):
 
 
 class HERReplayBuffer:
-    """Whole episodes of any number of environments, relabelled as they are sampled.
+    """Whole episodes of any number of environments, relabelled when they are sampled.
 
     A row holds observation, desired goal, achieved goal, action, reward and termination of one step. An episode of T
-    steps takes T + 1 rows, the last one for its final observation, so next observations are never stored twice. Open
-    episodes wait outside the ring and enter it whole; only completed episodes are sampled.
+    steps takes T + 1 rows; the last row holds its final observation, so no next observation is stored twice. An episode
+    that is still being played is kept apart and enters the ring when it ends: only completed episodes are sampled.
+
+    ``add`` stores rewards as it receives them, or passes them through ``reward_transform`` if there is one. ``goals``
+    must answer with the same transform, because relabelled rewards come from there.
     """
 
     def __init__(
         self,
         spec: SpaceSpec,
         capacity: int,
-        goals: GoalFunctions,
+        goals: GoalRewards,
         *,
         settings: HindsightSettings | None = None,
         num_envs: int = 1,
         device: str | torch.device = "cpu",
         seed: int = 0,
+        reward_transform: RewardTransform | RewardTransformConfig | None = None,
     ) -> None:
-        self.spec, self.goals = spec, goals
+        self.spec, self.goals, self.reward_transform = spec, goals, reward_transform
         self.settings = settings or HindsightSettings()
         widths = {
             "observation": spec.observation_dim,
-            "desired_goal": spec.goal_dim,  # beside the observation: together they are what the policy sees
+            "desired_goal": spec.goal_dim,  # beside the observation: the policy sees the two together
             "achieved_goal": spec.goal_dim,
             "action": spec.action_dim,
             "reward": 1,
             "terminated": 1,
         }
-        # On the host, because the environment's own code judges the goals there; a batch then travels in one piece.
+        # On the host, because the environment's own code computes the rewards there; a batch is moved in one piece.
         self.ring = RowRing(capacity, widths)
-        self._rows = self.ring.rows.numpy()
+        self._rows = self.ring.rows.numpy()  # [capacity, width], a view
         self._desired, self._achieved = self.ring.columns["desired_goal"], self.ring.columns["achieved_goal"]
-        self._reward = self.ring.columns["reward"].start  # the termination stands beside it
-        self._strata: dict[tuple[int, int], tuple[Array, Array]] = {}
+        self._reward = self.ring.columns["reward"].start  # the termination is the next column
+        self._strata: tuple[tuple[int, int], Array, Array] | None = None  # of the last batch, see _stratify
         self.device = torch.device(device)
         self.episodes = EpisodeTable()
         self.rng = np.random.default_rng(seed)
@@ -117,6 +127,27 @@ class HERReplayBuffer:
         """The number of the oldest row that is still needed."""
         return self.episodes.oldest.first_row if len(self.episodes) else self.ring.written
 
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The smallest and largest reward a batch can hold, if known; a new tuple whenever the range was widened."""
+        return self.goals.reward_range
+
+    @property
+    def relabelled_share(self) -> float:
+        """The share of a batch whose goal is replaced: ``relabel_ratio``, or less if few episodes moved.
+
+        Without motion priority, a step appears r / (1 - r) times as often with a new goal as with its own, where r is
+        the ratio. At a fixed share, motion priority would multiply that by w / (mean weight), where w is the weight per
+        step of the episode, at most 1. So the fewer episodes move, the more their lucky outcomes would outnumber the
+        failures, which only rows with their own goal show. The share shrinks to keep the factor at w: motion priority
+        takes relabelled rows of episodes without motion out of the batch, and adds no weight to any other.
+        """
+        ratio = self.settings.relabel_ratio
+        if self._motion_scale is None or not len(self.episodes):
+            return ratio
+        weighted = ratio * self.episodes.total_weight / self.episodes.transitions
+        return weighted / (weighted + 1.0 - ratio)
+
     def add(
         self,
         observations: dict[str, Array],
@@ -128,40 +159,114 @@ class HERReplayBuffer:
     ) -> None:
         """Store one transition of each environment; every argument has the environments as its first axis."""
         now, after = extract_goal_parts(observations), extract_goal_parts(next_observations)
-        steps = self._pack(now, actions, rewards, terminated)
+        steps = self._pack(now, actions, self._transformed(rewards), terminated)  # [E, width]
         ended = terminated.astype(bool) | truncated.astype(bool)
-        final = self._pack(after, np.zeros_like(actions), np.zeros_like(rewards), np.zeros_like(rewards))
+        nothing = np.zeros(len(steps))
+        final = self._pack(after, np.zeros_like(actions), nothing, nothing)  # [E, width]
         for index, episode in enumerate(self._open):
             episode.append(steps[index])
             if ended[index]:
                 episode.append(final[index])
-                self._store(episode.take())
+                self._finish(episode.take())
+
+    def add_episode(
+        self,
+        observations: dict[str, Array],
+        actions: Array,
+        rewards: Array,
+        next_observations: dict[str, Array] | None = None,
+        terminated: Array | bool = False,
+        truncated: Array | bool = False,
+    ) -> None:
+        """Store one complete episode of T transitions.
+
+        Args:
+            observations: goal observations whose arrays have T + 1 rows, the last one being the final observation; or
+                T rows, if ``next_observations`` are given.
+            actions: ``[T, action_dim]`` in [-1, 1]; discrete actions are indices, ``[T]`` or ``[T, 1]``.
+            rewards: ``[T]``
+            next_observations: goal observations of T rows; row t must lead to row t + 1 of ``observations``.
+            terminated: ``[T]`` flags, or whether the last step ended the task.
+            truncated: ``[T]`` flags, or whether the last step was a time-out. It is only checked: an episode that is
+                stored whole ends with its last step in any case.
+
+        Raises:
+            ValueError: if the lengths do not fit together, or a flag ends the episode before its last step.
+        """
+        rewards = np.asarray(rewards).reshape(-1)
+        steps = len(rewards)
+        if steps == 0:
+            raise ValueError("rewards has no rows: expected an episode of at least 1 step")
+        parts = extract_goal_parts(observations)
+        sources = [("observations", parts, steps + (next_observations is None))]
+        after = None
+        if next_observations is not None:
+            after = extract_goal_parts(next_observations)
+            sources.append(("next_observations", after, steps))
+        for name, source, expected in sources:
+            for key, values in source._asdict().items():
+                if len(values) != expected:
+                    raise ValueError(
+                        f"{name}[{key!r}] has {len(values)} rows: expected {expected} with {steps} rewards"
+                        f"{' and no next_observations' if next_observations is None else ''}"
+                    )
+        actions = np.asarray(actions)
+        if len(actions) != steps or actions.size != steps * self.spec.action_dim:
+            raise ValueError(f"actions has shape {actions.shape}: expected ({steps}, {self.spec.action_dim})")
+        flags = {"terminated": terminated, "truncated": truncated}
+        ends = {name: _flags_of_steps(name, value, steps) for name, value in flags.items()}
+        final = GoalParts(*(part[-1:] for part in (parts if after is None else after)))
+        now = GoalParts(*(part[:steps] for part in parts))
+        actions = actions.reshape(steps, self.spec.action_dim)
+        rows = self._pack(now, actions, self._transformed(rewards), ends["terminated"])  # [T, width]
+        last = self._pack(final, np.zeros_like(actions[:1]), np.zeros(1), np.zeros(1))  # [1, width]
+        self._finish(np.concatenate([rows, last]))
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw ``batch_size`` transitions; the first ``relabel_ratio`` of them have their goal replaced."""
-        n = round(self.settings.relabel_ratio * batch_size)
+        """Draw B = ``batch_size`` transitions; the first n of them have their goal replaced.
+
+        A worked example with B = 4 and n = 2. The ring holds episode 0 (3 steps) in slots 0 to 3 and episode 1
+        (2 steps) in slots 4 to 6; the last slot of each holds the final observation::
+
+            episode      0  1  0  1    rows 0 and 1 are drawn by weight, rows 2 and 3 by length
+            start        0  4  0  4    the first slot of the episode
+            length       3  2  3  2    its number of steps
+            step         1  0  2  1    uniform in [0, length)
+            slot         1  4  2  5    start + step: observation, action, reward
+            slot + 1     2  5  3  6    next observation
+            goal step    3  1          future: uniform in [step + 1, length], the step's own outcome included
+            goal slot    3  5          start + goal step: its achieved goal becomes the desired goal
+        """
+        if not len(self.episodes):
+            raise ValueError(
+                f"{type(self).__name__} has no completed episode to sample: add transitions until one is terminated or"
+                " truncated, or call add_episode"
+            )
+        n = round(self.relabelled_share * batch_size)
         uniform = self.rng.random((3, batch_size))
-        start, length = self.episodes.draw(self._stratify(uniform[0], n))
-        step = (uniform[1] * length).astype(np.int64)
-        slot = start + step
-        # The row after a step's own holds its next observation. All rows are gathered at once.
-        goal_slot = start[:n] + self._goal_step(step[:n], length[:n], uniform[2, :n])
+        positions = self._stratify(uniform[0], n)  # [B]
+        start, length = self.episodes.draw(by_weight=positions[:n], by_length=positions[n:])  # [B], [B]
+        step = (uniform[1] * length).astype(np.int64)  # [B]
+        slot = start + step  # [B]
+        goal_slot = start[:n] + self._goal_step(step[:n], length[:n], uniform[2, :n])  # [n]
+        # One gather for all rows: [2B + n, width].
         rows = self._rows.take(np.concatenate([slot, slot + 1, goal_slot]), axis=0)
-        transitions = rows[: 2 * batch_size].reshape(2, batch_size, -1)
+        transitions = rows[: 2 * batch_size].reshape(2, batch_size, -1)  # [now and after, B, width]
         if n:
             self._relabel(transitions[:, :n], rows[2 * batch_size :, self._achieved])
         now, after = transitions if self.device.type == "cpu" else torch.from_numpy(transitions).to(self.device)
-        policy_dim, action, outcome = self.spec.policy_dim, self.ring.columns["action"], self._reward
-        views = (now[:, :policy_dim], now[:, action], now[:, outcome], after[:, :policy_dim], now[:, outcome + 1])
+        policy_dim, action, reward = self.spec.policy_dim, self.ring.columns["action"], self._reward
+        # [B, policy_dim], [B, action_dim], [B], [B, policy_dim], [B]
+        views = (now[:, :policy_dim], now[:, action], now[:, reward], after[:, :policy_dim], now[:, reward + 1])
         tensors = (torch.from_numpy(view) if isinstance(view, np.ndarray) else view for view in views)
         return Batch(*cast(Any, tensors))
 
     def discard_open_episode(self, env_index: int) -> None:
-        """Forget the unfinished episode of one environment."""
+        """Discard the unfinished episode of one environment."""
         self._open[env_index].take()
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return everything a later ``load_state_dict`` needs; checkpoints store the rows apart, in segments."""
+        """Return everything ``load_state_dict`` needs; checkpoints leave the rows out and store them in segments."""
         state: dict[str, Any] = {
             "written": self.ring.written,
             "capacity": self.ring.capacity,
@@ -186,28 +291,41 @@ class HERReplayBuffer:
             self.ring.write(self.oldest_row, state["rows"])
 
     def _stratify(self, uniform: Array, relabelled: int) -> Array:
-        """Spread uniform numbers, in place, over [0, 1): one in each of ``relabelled`` equal parts, the rest likewise.
+        """Spread ``[B]`` uniform numbers, in place, over [0, 1): the first ``relabelled`` evenly, and so the others.
 
-        A batch covers the buffer more evenly than independent draws would, every transition keeps its probability, and
-        the positions come out sorted, which is what makes finding their episodes cheap.
+        Each group of m numbers gets one number in each of m equal parts of [0, 1). A batch then covers the buffer more
+        evenly than independent draws, every transition keeps its probability, and the numbers come out sorted, which
+        makes the search for their episodes fast.
         """
         key = (len(uniform), relabelled)
-        if key not in self._strata:
+        if self._strata is None or self._strata[0] != key:
             parts = [relabelled, len(uniform) - relabelled]
             base = np.concatenate([np.arange(part) / max(part, 1) for part in parts])
-            self._strata[key] = base, np.repeat([1 / max(part, 1) for part in parts], parts)
-        base, width = self._strata[key]
+            self._strata = key, base, np.repeat([1 / max(part, 1) for part in parts], parts)
+        _, base, width = self._strata
         uniform *= width
         uniform += base
         return uniform
 
+    def _transformed(self, rewards: Array) -> Array:
+        if self.reward_transform is None:
+            return rewards
+        # In float64, as a wrapper around the environment computes it.
+        return self.reward_transform.apply(np.asarray(rewards, np.float64))
+
     def _pack(self, parts: GoalParts, actions: Array, rewards: Array, terminated: Array) -> Array:
+        """Put the fields of N steps side by side: ``[N, width]`` float32 in the order of the ring's columns."""
         outcome = np.stack([rewards, terminated], axis=1)
         fields = [parts.observation, parts.desired_goal, parts.achieved_goal, actions, outcome]
         return np.concatenate(fields, axis=1, dtype=np.float32)
 
+    def _finish(self, rows: Array) -> None:
+        """Store a played episode ``[T + 1, width]`` after comparing its rewards with what relabelling assumes."""
+        self.goals.check_play(rows[:-1, self._reward], rows[1:, self._achieved], rows[1:, self._desired])
+        self._store(rows)
+
     def _store(self, rows: Array) -> None:
-        """Write a completed episode without a break in the ring, over the oldest ones."""
+        """Write a completed episode ``[T + 1, width]`` into consecutive slots, over the oldest episodes."""
         ring, count = self.ring, len(rows)
         if count > ring.capacity:
             raise ConfigError(
@@ -223,20 +341,20 @@ class HERReplayBuffer:
         self.episodes.append(Episode(slot, count - 1, first_row), self._weight(rows))
 
     def _weight(self, rows: Array) -> float:
-        """Return an episode's weight: its length, times its share of motion."""
+        """Return the weight of an episode ``[T + 1, width]``: its length times its share of motion."""
         length = float(len(rows) - 1)
         if self._motion_scale is None:
             return length
-        achieved = rows[:, self._achieved]
+        achieved = rows[:, self._achieved]  # [T + 1, goal_dim]
         motion = float(np.linalg.norm(achieved - achieved[0], axis=1).max())
         p = self.settings.motion_priority
         return length * ((1.0 - p) + p * min(1.0, motion / self._motion_scale))
 
     def _goal_step(self, step: Array, length: Array, uniform: Array) -> Array:
-        """Choose, within each episode, the row whose achieved goal becomes the goal.
+        """Choose within each of n episodes the row whose achieved goal becomes the desired goal; all ``[n]``.
 
-        The goal achieved *after* a step is in the row that follows it, so ``future`` draws from step + 1 (the
-        transition's own outcome) to ``length`` (the episode's end), both included.
+        The goal achieved *after* a step is in the row that follows it. So ``future`` draws from step + 1, the
+        transition's own outcome, to ``length``, the end of the episode; both are included.
         """
         if self.settings.goal_selection_strategy == "final":
             return length
@@ -245,17 +363,35 @@ class HERReplayBuffer:
         return np.asarray(step + 1 + (uniform * (length - step)).astype(np.int64))
 
     def _relabel(self, transitions: Array, goals: Array) -> None:
-        """Write new goals, and what follows from them, into rows gathered as ``[now and after, B, width]``."""
-        now, after = transitions
+        """Replace the goals of n transitions, and the rewards and terminations that follow from them, in place.
+
+        Args:
+            transitions: ``[now and after, n, width]`` rows of the batch.
+            goals: ``[n, goal_dim]`` new desired goals.
+        """
+        now, after = transitions  # [n, width] each
         transitions[:, :, self._desired] = goals
-        achieved = after[:, self._achieved]
+        achieved = after[:, self._achieved]  # [n, goal_dim]: what the step achieved is what its reward is for
         now[:, self._reward] = self.goals.rewards(achieved, goals)
         if self.goals.recomputes_termination:
             now[:, self._reward + 1] = self.goals.terminated(achieved, goals)
 
 
+def _flags_of_steps(name: str, value: Array | bool, steps: int) -> Array:
+    """Return ``[T]`` flags of an episode's steps, from an array or from what its last step has."""
+    flags = np.asarray(value, bool)
+    if flags.ndim == 0:
+        flags = np.append(np.zeros(steps - 1, bool), flags)
+    if flags.shape != (steps,):
+        raise ValueError(f"{name} has shape {flags.shape}: expected ({steps},), or one bool for the last step")
+    if flags[:-1].any():
+        step = int(flags.argmax())
+        raise ValueError(f"{name}[{step}] is set, but the episode has {steps} steps: expected it at the last step only")
+    return flags
+
+
 class _OpenEpisode:
-    """The rows of an episode that is still being played, on the host."""
+    """The rows ``[t, width]`` of an episode that is still being played."""
 
     def __init__(self, width: int) -> None:
         self._rows = np.empty((64, width), np.float32)
@@ -272,7 +408,7 @@ class _OpenEpisode:
         self._count += 1
 
     def take(self) -> Array:
-        """Return the rows and start over."""
+        """Return a copy of the rows and start the next episode."""
         rows: Array = self.rows.copy()
         self._count = 0
         return rows

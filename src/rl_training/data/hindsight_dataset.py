@@ -1,4 +1,4 @@
-"""Logged episodes with hindsight: the same relabelling as for fresh ones, over data that does not change."""
+"""Logged episodes with hindsight: offline data is relabelled as online data is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSettings
 from rl_training.data.offline_dataset import TransitionDataset, same_data
-from rl_training.envs.goals import GoalFunctions, GoalParts
+from rl_training.envs.goals import GoalRewards
 from rl_training.errors import DatasetError
-from rl_training.types import Batch, SpaceSpec
+from rl_training.types import Batch, GoalParts, SpaceSpec
 
 Array = NDArray[Any]
 
@@ -20,15 +20,15 @@ Array = NDArray[Any]
 class HindsightDataset(HERReplayBuffer):
     """A hindsight buffer that holds the episodes of a dataset.
 
-    Rewards are asked of the environment for all rows, also for those whose goal stays, so that prior and fresh data
-    speak of the same reward whatever was recorded.
+    The environment computes the rewards of all rows, also of those that keep their goal. So offline and online rows
+    have the same reward, whatever was recorded.
     """
 
     def __init__(
         self,
         dataset: TransitionDataset,
         spec: SpaceSpec,
-        goals: GoalFunctions,
+        goals: GoalRewards,
         *,
         settings: HindsightSettings | None = None,
         device: str | torch.device = "cpu",
@@ -48,7 +48,7 @@ class HindsightDataset(HERReplayBuffer):
             raise DatasetError("the data has no episode of two observations: there is nothing to relabel")
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw ``batch_size`` transitions, relabelled as fresh ones are."""
+        """Draw ``batch_size`` transitions, relabelled as online ones are."""
         return super().sample(batch_size)._replace(prior_rows=batch_size)
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
@@ -67,11 +67,18 @@ class HindsightDataset(HERReplayBuffer):
         self.goals.load_state_dict(state["goals"])
 
     def policy_observations(self) -> torch.Tensor:
-        """Return all that a policy would have seen with the goals as they were, ``[N, policy_dim]``, on the device."""
-        rows = self.ring.rows[: self.ring.written, : self.spec.policy_dim]
-        return rows.to(self.device)
+        """Return what a policy sees, ``[2N, policy_dim]`` on the device: N rows with their own goals, then relabelled.
+
+        The second half has achieved goals in place of the desired ones, because hindsight makes goals of them. A
+        normaliser has to know their scale, also if all episodes had one desired goal.
+        """
+        rows = self.ring.rows[: self.ring.written]
+        own = rows[:, : self.spec.policy_dim]  # [N, policy_dim]
+        relabelled = torch.cat([rows[:, : self.spec.observation_dim], rows[:, self._achieved]], dim=1)
+        return torch.cat([own, relabelled]).to(self.device)
 
     def _store_episodes(self, dataset: TransitionDataset, ends: Array) -> None:
+        """Write the rows of each segment, and its final observation, into the ring."""
         arrays = dataset.arrays
         actions = arrays["actions"]
         now = GoalParts(arrays["observations"], arrays["achieved_goals"], arrays["desired_goals"])
@@ -85,14 +92,14 @@ class HindsightDataset(HERReplayBuffer):
             if known[index]:
                 self._store(np.concatenate([steps[begin:end], finals[index : index + 1]]))
             elif end - begin > 1:
-                self._store(steps[begin:end])  # the last row's outcome is unknown: it serves as the final observation
+                self._store(steps[begin:end])  # nobody knows where the last row led: it is the final observation
             begin = end
 
 
 def _outcome_is_known(dataset: TransitionDataset, rows: Array) -> Array:
     """Return which of these rows have a next observation of their own.
 
-    A row that ends its task is usable without one, since nothing is bootstrapped from it; it then repeats its own
+    A terminated row can be used without one, because nothing is bootstrapped from it. It then repeats its own
     observation, which is not where its action led.
     """
     arrays = dataset.arrays
@@ -104,7 +111,7 @@ def _outcome_is_known(dataset: TransitionDataset, rows: Array) -> Array:
 
 
 def _segment_ends(dataset: TransitionDataset) -> Array:
-    """Return the row after each stretch in which every row leads to the next, or say where rows jump."""
+    """Return the end (exclusive) of each segment in which every row leads to the next; refuse rows that jump."""
     ends = dataset.episode_ends
     if dataset.usable is not None:
         ends = np.union1d(ends, np.flatnonzero(~dataset.usable) + 1)

@@ -1,4 +1,4 @@
-"""Prior data and fresh experience in one batch."""
+"""Offline data and online experience in one batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source(Protocol):
         ...
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs; the rows of a replay buffer can be left out."""
+        """Return what ``load_state_dict`` needs, with or without the rows of a replay buffer."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -28,14 +28,14 @@ class Source(Protocol):
 
 
 class Mixture:
-    """Batches that begin with rows of ``prior`` data and end with ``fresh`` ones.
+    """Batches that begin with rows of offline data (``prior``) and end with online rows (``fresh``).
 
-    A batch gets ``round(ratio * batch_size)`` prior rows, and what rounding left over or took too much is settled with
-    the batches that follow: over any number of them the share is right to within half a row. Until there is anything
-    fresh, all rows of what is sampled are prior ones.
+    A batch gets ``round(ratio * batch_size)`` offline rows. What rounding adds or leaves out is carried over to the
+    next batches, so that over any number of batches the share is right to within half a row. As long as there are no
+    online rows, all rows are offline ones.
 
     Attributes:
-        ratio: the share of prior rows, from 0 to 1; it may be changed between batches.
+        ratio: the share of offline rows, from 0 to 1; it may be changed between batches.
     """
 
     def __init__(self, prior: Source, fresh: Source, ratio: float = 0.5) -> None:
@@ -44,11 +44,13 @@ class Mixture:
         self._prior_drawn, self._drawn = 0, 0
 
     def __len__(self) -> int:
-        """Return how many rows can be sampled; at a ratio of 0 those of the prior data cannot."""
+        """Return how many rows can be sampled; at a ratio of 0 the offline rows do not count."""
         return len(self.fresh) + (len(self.prior) if self.ratio > 0 else 0)
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw a minibatch; its ``prior_rows`` says how many of its rows, the first ones, are prior data."""
+        """Draw a minibatch; its first ``prior_rows`` rows are offline data."""
+        if not len(self.prior) and not len(self.fresh):
+            raise ValueError("Mixture is empty: give it offline data, or add online transitions, before you sample")
         count = self._prior_rows(batch_size)
         self._prior_drawn += count
         self._drawn += batch_size
@@ -57,13 +59,13 @@ class Mixture:
         return join(self.prior.sample(count), self.fresh.sample(batch_size - count))
 
     def take_share(self) -> float | None:
-        """Return the share of prior rows since this was last asked; None where nothing was drawn."""
+        """Return the share of offline rows since the last call; None if nothing was drawn since."""
         share = self._prior_drawn / self._drawn if self._drawn else None
         self._prior_drawn, self._drawn = 0, 0
         return share
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs; prior data is read again, not stored."""
+        """Return what ``load_state_dict`` needs; offline data is not stored, a resumed run reads it again."""
         return {
             "prior": self.prior.state_dict(with_rows=False),
             "fresh": self.fresh.state_dict(with_rows=with_rows),
@@ -88,7 +90,7 @@ class Mixture:
 
 
 def join(prior: Batch, fresh: Batch) -> Batch:
-    """Put two batches into one; returns that fresh rows do not have yet become -inf, a bound that binds nothing."""
+    """Put an offline and an online batch into one; a row without a return gets -inf, a bound without effect."""
     returns = None
     if prior.returns is not None:
         unknown = torch.full_like(fresh.rewards, -torch.inf) if fresh.returns is None else fresh.returns

@@ -240,11 +240,20 @@ class TransitionDataset:
         dataset.generator = torch.Generator(device).manual_seed(seed)
         return dataset
 
-    def returns_to_go(self, gamma: float) -> Array:
-        """Return the discounted sum of rewards from each row to the end of its episode, ``[N]``."""
+    def returns_to_go(self, gamma: float, reward_range: tuple[float, float] | None = None) -> Array:
+        """Return, for each row, a lower bound ``[N]`` on its discounted return.
+
+        If the episode was terminated, this is the discounted sum of the rewards to its end. If it was cut off, the rest
+        is unknown and counts as the worst case: the smallest reward at every later step (or once, if it is positive).
+        The smallest reward is that of ``reward_range``, or else the smallest in the data.
+        """
         returns = self._recorded["rewards"].astype(np.float64)
-        starts, rows = self.episode_starts, self.episode_ends - 2
-        while (live := rows >= starts).any():  # backwards from the ends, one step of all episodes at a time
+        worst = float(returns.min()) if reward_range is None else reward_range[0]
+        last = self.episode_ends - 1
+        cut_off = ~self._recorded["terminated"][last]
+        returns[last[cut_off]] += gamma * min(worst, worst / (1.0 - gamma))
+        starts, rows = self.episode_starts, last - 1
+        while (live := rows >= starts).any():  # from the ends backwards, one step of all episodes at a time
             starts, rows = starts[live], rows[live]
             returns[rows] += gamma * returns[rows + 1]
             rows = rows - 1

@@ -11,15 +11,14 @@ from pydantic import Field
 
 from rl_training.config import Settings
 from rl_training.data.row_ring import RowRing
-from rl_training.envs.goals import flatten_goal_observation
-from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.types import Batch, Observation, SpaceSpec
+from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
+from rl_training.types import Batch, Observation, SpaceSpec, flatten_goal_observation
 
 Array = NDArray[Any]
 
 
 class ReplaySettings(Settings):
-    """What a run may say of its replay buffer."""
+    """Settings of a replay buffer."""
 
     buffer_capacity: int = Field(
         1_000_000,
@@ -38,7 +37,7 @@ class ReplayBuffer:
         *,
         device: str | torch.device = "cpu",
         seed: int = 0,
-        reward_transform: RewardTransformConfig | None = None,
+        reward_transform: RewardTransform | RewardTransformConfig | None = None,
     ) -> None:
         self.spec, self.reward_transform = spec, reward_transform
         widths = {
@@ -70,21 +69,24 @@ class ReplayBuffer:
     ) -> None:
         """Store one transition of each environment; every argument has the environments as its first axis.
 
-        A time-out (``truncated``) needs no trace here: its next observation is stored and bootstrapped from.
+        A time-out (``truncated``) is not stored: its next observation is, and the value is bootstrapped from it.
         """
         if isinstance(observations, dict):
             observations = flatten_goal_observation(observations)
         if isinstance(next_observations, dict):
             next_observations = flatten_goal_observation(next_observations)
         if self.reward_transform is not None:
-            rewards = self.reward_transform.apply(rewards)
+            # In float64, as a wrapper around the environment computes it.
+            rewards = self.reward_transform.apply(np.asarray(rewards, np.float64))
         fields = [observations, actions, np.stack([rewards, terminated], axis=1), next_observations]
         self.ring.append(torch.from_numpy(np.concatenate(fields, axis=1, dtype=np.float32)).to(self.ring.device))
 
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` transitions."""
-        slots = torch.randint(len(self), (batch_size,), generator=self.generator, device=self.ring.device)
-        rows, columns = self.ring.rows.index_select(0, slots), self.ring.columns
+        if not len(self):
+            raise ValueError(f"{type(self).__name__} is empty: add transitions before you sample")
+        slots = torch.randint(len(self), (batch_size,), generator=self.generator, device=self.ring.device)  # [B]
+        rows, columns = self.ring.rows.index_select(0, slots), self.ring.columns  # [B, width]
         return Batch(
             observations=rows[:, columns["observation"]],
             actions=rows[:, columns["action"]],
@@ -94,10 +96,10 @@ class ReplayBuffer:
         )
 
     def discard_open_episode(self, env_index: int) -> None:
-        """Forget the unfinished episode of one environment: nothing to do, single transitions stand alone."""
+        """Do nothing: the transitions of an unfinished episode can be sampled like all others."""
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return everything a later ``load_state_dict`` needs; checkpoints store the rows apart, in segments."""
+        """Return everything ``load_state_dict`` needs; checkpoints leave the rows out and store them in segments."""
         ring = self.ring
         state: dict[str, Any] = {
             "written": ring.written,

@@ -1,6 +1,6 @@
 """A ring of packed rows: every field of a transition side by side in one float32 matrix.
 
-One row is one gather, whatever the number of fields, and a range of rows is what a checkpoint has to write.
+Sampling a row is one gather, whatever the number of fields, and a checkpoint writes ranges of rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RowRing:
     Attributes:
         rows: the storage, ``[capacity, width]``.
         columns: the slice of ``rows`` that holds each field.
-        written: how many rows were ever written, the number of the next one.
+        written: how many rows were ever written, which is the number of the next row.
     """
 
     def __init__(self, capacity: int, widths: Mapping[str, int], device: str | torch.device = "cpu") -> None:
@@ -30,13 +30,14 @@ class RowRing:
         for name, width in widths.items():
             self.columns[name] = slice(offset, offset + width)
             offset += width
-        # Left uninitialised on purpose: memory is taken as rows are written, not all at once.
+        # Not initialised on purpose: the system allocates memory as rows are written, not all at once.
         try:
             self.rows = torch.empty(capacity, offset, dtype=torch.float32, device=self.device)
         except RuntimeError:
             size = capacity * offset * 4 / 2**30
             raise ConfigError(
-                f"algo_kwargs.buffer_capacity = {capacity}: expected fewer, {size:,.0f} GiB are not to be had"
+                f"algo_kwargs.buffer_capacity = {capacity} needs {size:,.0f} GiB, which could not be allocated:"
+                " expected fewer"
             ) from None
         self.written = 0
 
@@ -51,7 +52,7 @@ class RowRing:
         return slot
 
     def skip_to_start(self) -> None:
-        """Blank the slots from the head to the end, so that what follows is written without a break from slot 0."""
+        """Fill the slots from the head to the end with zeros, so that the next rows start in slot 0."""
         slot = self.written % self.capacity
         if slot:
             self.rows[slot:] = 0.0
@@ -69,6 +70,6 @@ class RowRing:
         return self.rows.index_select(0, slots).cpu()
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Put rows back under their old numbers, starting at ``first``; the counter is left alone."""
+        """Put rows back under their old numbers, starting at ``first``; ``written`` does not change."""
         slots = torch.arange(first, first + len(rows), device=self.device) % self.capacity
         self.rows.index_copy_(0, slots, rows.to(self.device))

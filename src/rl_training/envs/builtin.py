@@ -13,9 +13,10 @@ Array = NDArray[Any]
 
 
 class SparseGoalEnv(gym.Env[dict[str, Array], Any]):
-    """A task whose reward is 0 where the goal is met and -1 elsewhere.
+    """A task whose reward is 0 if the goal is met and -1 otherwise.
 
-    The three ``compute_*`` functions take one goal or a batch of them, so that hindsight can ask about any goal.
+    The three ``compute_*`` functions take one goal ``[D]`` or any batch ``[..., D]``, so that hindsight can ask about
+    any goal. They do not use ``info``, which may be left out.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (Gymnasium's own form)
@@ -29,23 +30,23 @@ class SparseGoalEnv(gym.Env[dict[str, Array], Any]):
         """Return whether each achieved goal meets its desired goal: a bool, or ``[B]`` of them."""
         raise NotImplementedError
 
-    def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Any:
+    def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
         """Return 0 on success and -1 otherwise: a number, or ``[B]`` of them."""
         return np.where(self.compute_success(achieved_goal, desired_goal), np.float32(0), np.float32(-1))[()]
 
-    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Any:
+    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
         """Return whether the episode ends at these goals."""
         success = self.compute_success(achieved_goal, desired_goal)
         return success if self.terminate_on_success else np.zeros_like(success)[()]
 
-    def compute_truncated(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Any:
+    def compute_truncated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
         """Return False everywhere: a time-out depends on the clock, never on the goal."""
         return np.zeros_like(self.compute_success(achieved_goal, desired_goal))[()]
 
     def _outcome(
         self, observation: dict[str, Array], max_steps: int
     ) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
-        """Judge the observation exactly as a relabelled one would be judged."""
+        """Return what ``step`` returns, with the reward and termination that a relabelled observation would get."""
         achieved, desired = observation["achieved_goal"], observation["desired_goal"]
         info = {"is_success": bool(self.compute_success(achieved, desired))}
         reward = float(self.compute_reward(achieved, desired, info))
@@ -56,8 +57,22 @@ class SparseGoalEnv(gym.Env[dict[str, Array], Any]):
 class PointMassEnv(SparseGoalEnv):
     """A point mass in a box of any dimension: accelerate it until it rests within ``threshold`` of the goal.
 
-    The observation is position and velocity, the action an acceleration in [-1, 1] times ``action_scale``. Start and
-    goal are uniform in [-size, size]; the walls stop the mass. Success does not end the episode, ``max_steps`` does.
+    The observation is position and velocity, the action an acceleration in [-1, 1] times ``action_scale``. The walls
+    stop the mass. Success does not end the episode, ``max_steps`` does.
+
+    Args:
+        max_steps: the length of an episode.
+        dt: the duration of a step.
+        size: the walls are at -size and size; the mass starts anywhere between them.
+        speed_limit: the largest speed; also called ``max_speed``.
+        action_scale: the acceleration of an action of length 1.
+        threshold: the distance up to which the goal is met; also called ``distance_threshold``.
+        render_mode: ``rgb_array``, or None.
+        distance_threshold: another name of ``threshold``.
+        max_speed: another name of ``speed_limit``.
+        goal_range: goals are drawn from [-goal_range, goal_range] in every dimension; at most ``size``, which it is by
+            default.
+        seed: the seed of the first ``reset`` if that call gives none.
     """
 
     dimensions: int
@@ -67,17 +82,30 @@ class PointMassEnv(SparseGoalEnv):
         max_steps: int = 50,
         dt: float = 0.05,
         size: float = 1.0,
-        speed_limit: float = 1.0,
+        speed_limit: float | None = None,
         action_scale: float = 10.0,
-        threshold: float = 0.05,
+        threshold: float | None = None,
         render_mode: str | None = None,
+        *,
+        distance_threshold: float | None = None,
+        max_speed: float | None = None,
+        goal_range: float | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(render_mode)
         _require_count("max_steps", max_steps)
-        positive = {"dt": dt, "size": size, "speed_limit": speed_limit, "action_scale": action_scale}
-        for name, value in {**positive, "threshold": threshold}.items():
+        limits = {"speed_limit": speed_limit, "max_speed": max_speed}
+        thresholds = {"threshold": threshold, "distance_threshold": distance_threshold}
+        optional = {**limits, **thresholds, "goal_range": goal_range}
+        given = {name: value for name, value in optional.items() if value is not None}
+        for name, value in {"dt": dt, "size": size, "action_scale": action_scale, **given}.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf:
                 raise ValueError(f"{name} = {value!r}: expected a number greater than 0")
+        if goal_range is not None and goal_range > size:
+            raise ValueError(f"goal_range = {goal_range!r}: expected at most size = {size!r}")
+        speed_limit, threshold = _either(limits, 1.0), _either(thresholds, 0.05)
+        self.goal_range = size if goal_range is None else goal_range
+        self._first_seed = seed
         self.max_steps, self.dt, self.size = max_steps, dt, size
         self.speed_limit, self.action_scale = speed_limit, action_scale
         self.distance_threshold = threshold
@@ -100,11 +128,12 @@ class PointMassEnv(SparseGoalEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         """Put the mass, at rest, and the goal at new places."""
-        super().reset(seed=seed)
+        super().reset(seed=self._first_seed if seed is None else seed)
+        self._first_seed = None
         self._elapsed = 0
         self._position = self.np_random.uniform(-self.size, self.size, self.dimensions)
         self._velocity = np.zeros(self.dimensions)
-        self._goal = self.np_random.uniform(-self.size, self.size, self.dimensions).astype(np.float32)
+        self._goal = self.np_random.uniform(-self.goal_range, self.goal_range, self.dimensions).astype(np.float32)
         observation = self._observe()
         return observation, {
             "is_success": bool(self.compute_success(observation["achieved_goal"], observation["desired_goal"]))
@@ -193,7 +222,7 @@ class BitFlippingEnv(SparseGoalEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Draw two different patterns (one bit has only two, which are always told apart)."""
+        """Draw a start and a goal that differ."""
         super().reset(seed=seed)
         self._elapsed = 0
         self._bits = self.np_random.integers(0, 2, self.n_bits).astype(np.float32)
@@ -221,6 +250,15 @@ class BitFlippingEnv(SparseGoalEnv):
 
     def _observe(self) -> dict[str, Array]:
         return {"observation": self._bits.copy(), "achieved_goal": self._bits.copy(), "desired_goal": self._goal.copy()}
+
+
+def _either(names: dict[str, float | None], default: float) -> float:
+    """Return the value of an argument that has two names."""
+    values = {name: value for name, value in names.items() if value is not None}
+    if len(set(values.values())) > 1:
+        given = " and ".join(f"{name} = {value!r}" for name, value in values.items())
+        raise ValueError(f"{given} are two names of one argument: expected one of them")
+    return next(iter(values.values()), default)
 
 
 def _require_count(name: str, value: object) -> None:

@@ -1,22 +1,34 @@
-"""``rl-training check-env``: whether an environment is fit for hindsight, and why not."""
+"""``rl-training check-env``: whether hindsight can learn in an environment, and if not, why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from rl_training.envs.factory import make_env, space_spec
-from rl_training.envs.goals import GOAL_KEYS, SUCCESS_KEYS, GoalFunctions, is_goal_space, sample_goal_pairs
+from rl_training.envs.goals import GOAL_KEYS, SUCCESS_KEYS, GoalRewards, is_goal_space, sample_goal_pairs
+from rl_training.envs.play import Step, play
 from rl_training.errors import EnvError
+
+_EPISODES = 20  # of random play, fewer if they are long
+_ENOUGH_STEPS = 2_000  # no further episode is started after so many steps
+_EPISODE_STEPS = 1_000  # an episode that is longer counts as endless
+_FEW_MOVE = 0.2  # the share of random episodes that move the achieved goal below which advice is given
+
+_OUTCOMES = [
+    ("compute_reward", "the reward", "reward"),
+    ("compute_terminated", "the termination", "terminated"),
+]  # function, what it is compared with, and that field of a Step
 
 
 @dataclass
 class EnvReport:
-    """What was found: ``facts``, ``warnings`` (what costs speed or insight) and ``problems`` (what rules HER out)."""
+    """What was found: ``facts``, ``warnings`` (HER works, but something is lost) and ``problems`` (HER cannot work)."""
 
     env_id: str
     facts: dict[str, str] = field(default_factory=dict)
@@ -25,19 +37,19 @@ class EnvReport:
 
     @property
     def fit_for_her(self) -> bool:
-        """Whether nothing rules hindsight out."""
+        """Whether there is no problem."""
         return not self.problems
 
 
 def check_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0) -> EnvReport:
-    """Examine an environment: keys, shapes, the three compute functions on a batch and one by one, and success."""
+    """Examine an environment: keys, shapes, random play, and the compute functions on a batch and one by one."""
     report = EnvReport(env_id)
     env = make_env(env_id, env_kwargs, raw_reward=True)
     try:
         _check_spaces(env, report)
-        _check_success(env, report, seed)
+        motions = _check_random_play(env, report, seed)
         if not report.problems:
-            _check_functions(env, report, seed)
+            _check_functions(env, report, seed, motions)
     finally:
         env.close()
     return report
@@ -64,48 +76,105 @@ def _check_spaces(env: gym.Env[Any, Any], report: EnvReport) -> None:
         report.warnings.append("no compute_terminated: relabelled transitions keep the termination that was recorded")
 
 
-def _check_success(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> None:
-    """Play one random episode (at most 1,000 steps) and look at the rewards and at the last info."""
-    observation, _ = env.reset(seed=seed)
-    env.action_space.seed(seed)
+class _Agreement:
+    """Compares a compute function with what ``step`` returned, and counts where the two differ."""
+
+    def __init__(self, env: gym.Env[Any, Any], name: str, outcome: str) -> None:
+        self.name, self.outcome = name, outcome
+        self._function = env.get_wrapper_attr(name)
+        self._steps, self._differing = 0, 0
+
+    def compare(self, step: Step, actual: float) -> None:
+        """Ask about the goals of a step; ``actual`` is what the step returned."""
+        observation = cast(dict[str, Any], step.next_observation)
+        answer = np.asarray(self._function(observation["achieved_goal"], observation["desired_goal"], step.info))
+        self._steps += 1
+        self._differing += answer.size != 1 or not np.isclose(float(answer.reshape(())), actual, atol=1e-6)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, or None."""
+        if not self._differing:
+            return None
+        return f"{self.name} disagrees with {self.outcome} of step() in {self._differing} of {self._steps} steps"
+
+
+def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> list[float]:
+    """Play at random, look at rewards, terminations and success, and return how far each episode moved the goal."""
     goal_task = is_goal_space(env.observation_space)
-    compute_reward = env.get_wrapper_attr("compute_reward") if env.has_wrapper_attr("compute_reward") else None
-    info: dict[str, Any] = {}
-    disagreements, steps, done = 0, 0, False
-    while not done and steps < 1000:
-        observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
-        steps, done = steps + 1, terminated or truncated
-        if goal_task and compute_reward is not None:
-            try:
-                asked = np.asarray(compute_reward(observation["achieved_goal"], observation["desired_goal"], info))
-            except Exception as error:  # whatever a foreign function raises, it is a finding
-                report.problems.append(f"compute_reward failed on the environment's own goals: {error!r}")
-                return
-            disagreements += asked.size != 1 or not np.isclose(float(asked.reshape(())), float(reward), atol=1e-6)
-    found = [key for key in SUCCESS_KEYS if key in info]
+    agreements = [
+        (_Agreement(env, name, outcome), field)
+        for name, outcome, field in _OUTCOMES
+        if goal_task and env.has_wrapper_attr(name)
+    ]
+    env.action_space.seed(seed)
+    motions: list[float] = []  # of each episode, the largest distance of the achieved goal from its start
+    start = np.zeros(0)
+    lengths: list[int] = []
+    first_end: Step | None = None
+    try:
+        seeds = range(seed, seed + _EPISODES)
+        for step in play(env, lambda _: env.action_space.sample(), seeds, max_episode_steps=_EPISODE_STEPS):
+            if step.episode == len(lengths):
+                lengths.append(0)
+                motions.append(0.0)
+                start = _achieved(step.observation) if goal_task else start
+            lengths[-1] += 1
+            if goal_task:
+                motions[-1] = max(motions[-1], float(np.linalg.norm(_achieved(step.next_observation) - start)))
+            for agreement, field in agreements:
+                try:
+                    agreement.compare(step, float(getattr(step, field)))
+                except Exception as error:  # whatever a foreign function raises, it is a finding
+                    report.problems.append(f"{agreement.name} failed on the environment's own goals: {error!r}")
+                    return motions
+            if step.episode == 0:
+                first_end = step
+            if step.done and sum(lengths) >= _ENOUGH_STEPS:
+                break
+    except EnvError:
+        report.problems.append(
+            f"a random episode did not end within {_EPISODE_STEPS:,} steps; hindsight learns from whole episodes"
+        )
+    assert first_end is not None  # an episode has at least one step
+    found = [key for key in SUCCESS_KEYS if key in first_end.info]
     report.facts["success"] = f"info[{found[0]!r}]" if found else "not reported"
     if not found:
         report.warnings.append("the last info has neither is_success nor success: no success rate can be shown")
-    report.facts["random episode"] = f"{steps} steps" + ("" if done else " and still going")
-    if disagreements:
-        report.problems.append(
-            f"compute_reward disagrees with the reward of step() in {disagreements} of {steps} steps"
+    report.facts["random episode"] = f"{lengths[0]} steps" + ("" if first_end.done else " and still going")
+    report.problems += [agreement.problem for agreement, _ in agreements if agreement.problem is not None]
+    return motions
+
+
+def _report_motion(report: EnvReport, motions: list[float], threshold: float | None) -> None:
+    """Say in how many random episodes the achieved goal moved, and what helps if it is few."""
+    moved, count = sum(motion > (threshold or 0.0) for motion in motions), len(motions)
+    distance = f"more than {threshold:g}" if threshold else "at all"
+    report.facts["random motion"] = f"the achieved goal moves {distance} in {moved} of {count} random episodes"
+    if moved < _FEW_MOVE * count:
+        report.warnings.append(
+            f"random actions move the achieved goal {distance} in only {moved} of {count} episodes, and hindsight"
+            " learns from those: keep episode_priority: motion, expect a slow start, and if nothing is learned, add"
+            " demonstrations (dataset_path)"
         )
-    if not done:
-        report.problems.append("a random episode did not end within 1,000 steps; hindsight learns from whole episodes")
 
 
-def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> None:
+def _achieved(observation: Any) -> NDArray[Any]:
+    return np.array(observation["achieved_goal"], np.float64)
+
+
+def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int, motions: list[float]) -> None:
+    """Compare the compute functions on a batch with one-by-one calls, and describe the reward."""
     try:
-        functions = GoalFunctions(env, seed=seed)
+        goals = GoalRewards(env, seed=seed)
     except EnvError as error:
         report.problems.append(str(error))
         return
     for name in ("compute_reward", "compute_terminated"):
         if report.facts[name] == "present":
-            slow = name in functions.slow
-            report.facts[name] = "one by one only" if slow else "batched, agrees with one by one"
-            if slow:
+            unbatched = name in goals.unbatched
+            report.facts[name] = "one by one only" if unbatched else "batched, agrees with one by one"
+            if unbatched:
                 report.warnings.append(f"{name} is wrong on batches: hindsight will call it one by one, which is slow")
     if report.facts["compute_truncated"] == "present":
         achieved, desired = sample_goal_pairs(env, seed=seed)
@@ -116,11 +185,12 @@ def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> No
             agrees = np.array_equal(
                 np.broadcast_to(np.asarray(truncated(achieved, desired, {}), bool), len(single)), single
             )
-        except Exception as error:  # whatever a foreign function raises
+        except Exception as error:  # whatever a foreign function raises, it is a finding
             agrees, problem = False, f", it fails with {error!r}"
         verdict = "batched, agrees with one by one" if agrees else f"not on batches (it is not used{problem})"
         report.facts["compute_truncated"] = verdict
-    low_high = functions.reward_range
+    low_high = goals.reward_range
     report.facts["reward"] = f"sparse, {low_high[0]:g} or {low_high[1]:g}" if low_high else "dense or constant"
-    threshold = functions.distance_threshold
+    threshold = goals.distance_threshold
     report.facts["distance threshold"] = f"{threshold:g}" if threshold else "not named (episode_priority is uniform)"
+    _report_motion(report, motions, threshold)

@@ -1,8 +1,11 @@
-"""Goal-conditioned observations, and asking an environment what a reward would have been for another goal."""
+"""Goal observations, and an environment's rewards and terminations for goals other than the episode's own."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
+from itertools import count as numbers
+from itertools import islice
 from typing import Any, cast
 
 import gymnasium as gym
@@ -11,8 +14,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rl_training.envs.builtin import PointGoal1DEnv
-from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.envs.play import play
+from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
 from rl_training.errors import EnvError
+from rl_training.gym_ids import register_goal_envs
 from rl_training.types import GOAL_KEYS, GoalParts, extract_goal_parts, flatten_goal_observation
 
 __all__ = [
@@ -20,6 +25,7 @@ __all__ = [
     "SUCCESS_KEYS",
     "GoalFunctions",
     "GoalParts",
+    "GoalRewards",
     "PointGoal1DEnv",
     "env_name",
     "episode_success",
@@ -36,20 +42,7 @@ Array = NDArray[Any]
 
 SUCCESS_KEYS = ("is_success", "success")
 
-_SPOT_CHECK = 256  # every so many batches the environment is asked whether the quick form of its reward still holds
-
-_BUILTIN_ENVS = {
-    "rl_training/PointGoal1D-v0": "PointGoal1DEnv",
-    "rl_training/PointReach2D-v0": "PointReachGoalEnv",
-    "rl_training/BitFlipping-v0": "BitFlippingEnv",
-}
-
-
-def register_goal_envs() -> None:
-    """Make the built-in environments known to Gymnasium (once)."""
-    for env_id, class_name in _BUILTIN_ENVS.items():
-        if env_id not in gym.registry:
-            gym.register(env_id, entry_point=f"rl_training.envs.builtin:{class_name}")
+_SPOT_CHECK = 256  # the distance form of the reward is compared with the environment's answer once in so many batches
 
 
 def is_goal_space(space: gym.Space[Any]) -> bool:
@@ -58,7 +51,7 @@ def is_goal_space(space: gym.Space[Any]) -> bool:
 
 
 def episode_success(info: Mapping[str, Any]) -> bool | None:
-    """Return the success an ``info`` reports (``is_success`` or ``success``), or None where it reports none."""
+    """Return the success an ``info`` reports (``is_success`` or ``success``), or None if it reports none."""
     for key in SUCCESS_KEYS:
         if key in info:
             return bool(info[key])
@@ -76,7 +69,7 @@ def recompute_terminated(env: gym.Env[Any, Any], achieved_goal: Array, desired_g
 
 
 def _ask_all(function: Callable[..., Any], achieved_goal: Array, desired_goal: Array, info: Any) -> Array:
-    """Ask about one goal or a batch; one answer for a whole batch is not believed, and each goal asked for itself."""
+    """Ask about one goal or a batch; if a batch gets an answer of another shape, ask about each goal on its own."""
     info = {} if info is None else info
     answer = np.asarray(function(achieved_goal, desired_goal, info))
     if answer.shape == achieved_goal.shape[:-1]:
@@ -85,24 +78,19 @@ def _ask_all(function: Callable[..., Any], achieved_goal: Array, desired_goal: A
 
 
 def sample_goal_pairs(env: gym.Env[Any, Any], count: int = 64, seed: int = 0) -> tuple[Array, Array]:
-    """Return achieved and desired goals ``[count, D]`` met by random play, the first quarter of them equal."""
+    """Return achieved and desired goals ``[count, D]`` of random play; in the first quarter the two are equal."""
     rng = np.random.default_rng(seed)
     env.action_space.seed(seed)
     achieved: list[Array] = []
     desired: list[Array] = []
-    episode = 0
-    while len(achieved) < count:
-        observation, _ = env.reset(seed=seed + episode)
-        episode += 1
-        done = False
-        # A third of the rows at most comes from one episode, so that several desired goals are among them.
-        for _ in range(max(1, count // 3)):
-            if done:
-                break
-            observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            done = terminated or truncated
+    for episode_seed in numbers(seed):
+        # A third of the rows at most comes from one episode, so that they hold several desired goals.
+        for step in islice(play(env, lambda _: env.action_space.sample(), [episode_seed]), max(1, count // 3)):
+            observation = cast(dict[str, Array], step.next_observation)
             achieved.append(np.asarray(observation["achieved_goal"], dtype=np.float32))
             desired.append(np.asarray(observation["desired_goal"], dtype=np.float32))
+        if len(achieved) >= count:
+            break
     achieved_goals, desired_goals = np.stack(achieved[:count]), np.stack(desired[:count])
     equal, mixed = count // 4, count // 2
     desired_goals[:equal] = achieved_goals[:equal]
@@ -110,43 +98,56 @@ def sample_goal_pairs(env: gym.Env[Any, Any], count: int = 64, seed: int = 0) ->
     return achieved_goals, desired_goals
 
 
-class GoalFunctions:
-    """What hindsight asks of an environment: rewards and terminations for goals that were not the episode's own.
+class GoalRewards:
+    """The rewards and terminations of an environment for goals other than the episode's own, as hindsight needs them.
 
     It owns ``env`` and uses it for nothing else. Environments get the batched form wrong in many ways (one bool for a
-    whole batch, a bare ``False``, an ``info`` that must be an array), so the batched answer is compared with
-    one-by-one calls on goals met by random play, and where they differ the slow, safe way is taken from then on.
+    whole batch, a bare ``False``, an ``info`` that must be an array). So the batched answer is compared with one-by-one
+    calls on goals of random play, and if they differ, the function is called one by one from then on.
+
+    Random play also shows what the reward looks like: whether it has two values, which bounds the values a learner can
+    reach, and whether the distance of the goals decides it, which can be computed without the environment. Later
+    rewards can prove this wrong. ``check_play`` and ``rewards`` look for such rewards, widen ``reward_range`` and stop
+    using the distance.
 
     Attributes:
-        reward_range: smallest and largest transformed reward where the raw reward has two values, else None.
-        distance_threshold: the environment's own tolerance, where it names one.
-        slow: the names of the functions that are called one by one.
+        reward_range: smallest and largest transformed reward if random play saw two values, else None. It becomes a new
+            tuple when a reward outside of it is seen; compare with ``is`` to notice.
+        distance_threshold: the environment's own tolerance, if it has one.
+        unbatched: the names of the functions that are called one by one.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], transform: RewardTransformConfig | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        transform: RewardTransform | RewardTransformConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._name = env_name(env)
         if not is_goal_space(env.observation_space):
-            raise EnvError(f"{env_name(env)}: hindsight needs observations with the keys {', '.join(GOAL_KEYS)}")
+            raise EnvError(f"{self._name}: hindsight needs observations with the keys {', '.join(GOAL_KEYS)}")
         if not env.has_wrapper_attr("compute_reward"):
             raise EnvError(
-                f"{env_name(env)}: hindsight needs the method compute_reward(achieved_goal, desired_goal, info)"
+                f"{self._name}: hindsight needs the method compute_reward(achieved_goal, desired_goal, info)"
             )
-        self._transform = transform or RewardTransformConfig()
-        self._identity = self._transform == RewardTransformConfig()
-        self.slow: list[str] = []
+        self._transform = RewardTransform(transform)
+        self.unbatched: list[str] = []
         achieved, desired = sample_goal_pairs(env, seed=seed)
         threshold = env.get_wrapper_attr("distance_threshold") if env.has_wrapper_attr("distance_threshold") else None
         is_number = isinstance(threshold, (int, float, np.number)) and not isinstance(threshold, bool)
         size = float(cast(Any, threshold)) if is_number else 0.0
         self.distance_threshold = size if size > 0 else None
-        self._reward = self._asked = self._choose(env, "compute_reward", achieved, desired)
-        self._calls = 0
+        self._env_reward = self._choose(env, "compute_reward", achieved, desired)
+        self._distance_reward: Callable[[Array, Array], Array] | None = None
         if self.distance_threshold is not None:
-            self._reward = _as_distance_reward(self._asked, achieved, self.distance_threshold) or self._asked
+            self._distance_reward = _as_distance_reward(self._env_reward, achieved, self.distance_threshold)
+        self._batches = 0
         has_termination = env.has_wrapper_attr("compute_terminated")
         self._terminated = self._choose(env, "compute_terminated", achieved, desired) if has_termination else None
-        values = np.unique(self._reward(achieved, desired))
+        values = np.unique((self._distance_reward or self._env_reward)(achieved, desired)) + 0.0  # + 0.0: no -0
         binary = len(values) == 2 and bool(np.isfinite(values).all())
         self.reward_range = self._transform.apply_range((float(values[0]), float(values[1]))) if binary else None
+        self._warned = False
 
     @property
     def recomputes_termination(self) -> bool:
@@ -154,33 +155,87 @@ class GoalFunctions:
         return self._terminated is not None
 
     def rewards(self, achieved_goals: Array, desired_goals: Array) -> Array:
-        """Return the transformed rewards ``[B]`` of a batch of goals."""
-        rewards = self._reward(achieved_goals, desired_goals)
-        self._calls += 1
-        if self._reward is not self._asked and self._calls % _SPOT_CHECK == 1:
-            asked = self._asked(achieved_goals, desired_goals)
-            if not np.array_equal(rewards, asked):  # goals unlike those of the start, such as angles that come round
-                self._reward, rewards = self._asked, asked
-        return rewards if self._identity else self._transform.apply(rewards)
+        """Return the transformed rewards ``[B]`` of goals ``[B, D]``."""
+        self._batches += 1
+        if self._distance_reward is None:
+            rewards = self._env_reward(achieved_goals, desired_goals)
+        else:
+            rewards = self._distance_reward(achieved_goals, desired_goals)
+            if self._batches % _SPOT_CHECK == 1:
+                asked = self._env_reward(achieved_goals, desired_goals)
+                if not np.array_equal(rewards, asked):  # goals unlike those of the start, such as angles that wrap
+                    self._distance_reward, rewards = None, asked
+        if not self._transform.identity:
+            rewards = self._transform.apply(rewards)
+        if self._distance_reward is None:  # the distance form has two values, and the range holds both
+            self._include(rewards)
+        return rewards
+
+    def check_play(self, rewards: Array, achieved_goals: Array, desired_goals: Array) -> None:
+        """Compare what is assumed of the reward with the transformed rewards ``[T]`` of an episode that was played.
+
+        Args:
+            rewards: ``[T]`` what the steps paid, transformed.
+            achieved_goals: ``[T, D]`` achieved after each step.
+            desired_goals: ``[T, D]`` wanted after each step.
+        """
+        self._include(rewards)
+        if self._distance_reward is None:
+            return
+        assumed = self._distance_reward(achieved_goals, desired_goals)  # [T], raw
+        expected = self._transform.apply(assumed)
+        differs = np.abs(rewards - expected) > 1e-5 * np.maximum(1.0, np.abs(expected))
+        # A distance at the threshold can be rounded either way. The environment decides on the very same goals.
+        if differs.any() and not np.array_equal(
+            self._env_reward(achieved_goals[differs], desired_goals[differs]), assumed[differs]
+        ):
+            self._distance_reward = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what decides how the next batches are answered."""
-        return {"calls": self._calls, "quick": self._reward is not self._asked}
+        return {
+            "calls": self._batches,
+            "quick": self._distance_reward is not None,
+            "reward_range": None if self.reward_range is None else list(self.reward_range),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        self._calls = int(state["calls"])
+        """Restore what ``state_dict`` returned; states from before 0.2 have no ``reward_range``."""
+        self._batches = int(state["calls"])
         if not state["quick"]:
-            self._reward = self._asked
+            self._distance_reward = None
+        stored = state.get("reward_range")
+        if stored is not None and tuple(stored) != self.reward_range:
+            self.reward_range = float(stored[0]), float(stored[1])
+            self._warned = True  # the run has said so before
 
     def terminated(self, achieved_goals: Array, desired_goals: Array) -> Array:
-        """Return ``[B]`` of 0 and 1: where the episode would have ended."""
+        """Return ``[B]`` of 0 and 1: whether the episode would have ended at goals ``[B, D]``."""
         if self._terminated is None:
-            raise EnvError("this environment has no compute_terminated")
+            raise EnvError(f"{self._name} has no compute_terminated")
         return self._terminated(achieved_goals, desired_goals)
 
+    def _include(self, rewards: Array) -> None:
+        """Widen the range if a transformed reward lies outside of it, and warn the first time."""
+        if self.reward_range is None:
+            return
+        low, high = self.reward_range
+        smallest, largest = float(rewards.min()), float(rewards.max())
+        rounding = 1e-5 * max(abs(low), abs(high))  # rewards are float32
+        if smallest >= low - rounding and largest <= high + rounding:
+            return
+        self.reward_range = min(low, smallest), max(high, largest)
+        if not self._warned:
+            self._warned = True
+            outside = smallest if smallest < low - rounding else largest
+            warnings.warn(
+                f"{self._name}: a reward of {outside:g} is outside [{low:g}, {high:g}], the range that random play had"
+                " shown. The range is widened whenever that happens, and the bounds on values with it",
+                stacklevel=2,
+            )
+
     def _choose(self, env: gym.Env[Any, Any], name: str, achieved: Array, desired: Array) -> Callable[..., Array]:
-        """Return the batched form where it agrees with one-by-one calls, else the one-by-one form."""
+        """Return the batched form if it agrees with one-by-one calls, else the one-by-one form; both give ``[B]``."""
         function = env.get_wrapper_attr(name)
 
         def one_by_one(achieved_goals: Array, desired_goals: Array) -> Array:
@@ -200,30 +255,35 @@ class GoalFunctions:
             raise EnvError(f"{env_name(env)}: {name} failed on a goal it had shown itself: {error!r}") from error
         try:
             scalar = np.ndim(function(achieved, desired, {})) == 0
-        except Exception:  # it does not take batches at all
+        except Exception:  # it takes no batches
             scalar = False
         if scalar and (expected == expected[0]).all():
-            # One answer for everything, goals that are met included: a constant, such as RobotEnv's bare False.
+            # The same answer for every goal, met or not: a constant, such as the bare False of RobotEnv.
             constant = float(expected[0])
             return lambda achieved_goals, desired_goals: np.full(len(achieved_goals), constant, np.float32)
         for form in (batched, batched_info_array):
             try:
                 answer = form(achieved, desired)
-            except Exception:  # any failure of a foreign function just rules this form out
+            except Exception:  # whatever it raises, this form cannot be used
                 continue
             if answer.shape == expected.shape and np.allclose(answer, expected, rtol=1e-5, atol=1e-6):
                 return form
-        self.slow.append(name)
+        self.unbatched.append(name)
         return one_by_one
+
+
+GoalFunctions = GoalRewards
+"""The name of ``GoalRewards`` before 0.2."""
 
 
 def _as_distance_reward(
     reward: Callable[..., Array], achieved: Array, threshold: float
 ) -> Callable[[Array, Array], Array] | None:
-    """Return a quick equal of ``reward`` where it is two-valued and decided by the distance of the goals alone.
+    """Return a fast equal of ``reward`` if it has two values and the distance of the goals alone decides it.
 
-    That is what most sparse goal tasks have. It is believed only if it gives the same answers all around the threshold,
-    from equal goals to far ones, in random directions; otherwise None is returned and the environment is asked.
+    Most sparse goal tasks have such a reward. The fast form is used only if it gives the same answers around the
+    threshold, from equal goals to far ones, in random directions. Otherwise this returns None, and the environment
+    computes the reward.
     """
     rng = np.random.default_rng(0)
     directions = rng.normal(size=achieved.shape)
@@ -243,5 +303,5 @@ def _as_distance_reward(
 
 
 def env_name(env: gym.Env[Any, Any]) -> str:
-    """Return how an error should call an environment."""
+    """Return the name of an environment for messages: its id, or the name of its class."""
     return f"env_id {env.spec.id!r}" if env.spec is not None else type(env.unwrapped).__name__

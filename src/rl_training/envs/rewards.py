@@ -13,7 +13,7 @@ from rl_training.config import Settings
 
 
 class RewardTransformConfig(Settings):
-    """What happens to a reward before it is learned from: ``clip(scale * reward + shift)``."""
+    """One transform of the reward: ``clip(scale * reward + shift)``."""
 
     scale: float = Field(1.0, description="factor of the reward")
     shift: float = Field(0.0, description="added after scaling")
@@ -56,6 +56,48 @@ class RewardTransformConfig(Settings):
         return low, high
 
 
+class RewardTransform:
+    """Several transforms of the reward, applied one after the other; without any, rewards stay as they are.
+
+    A run has one of these: first the environment's (``env_kwargs.wrappers.reward``), then the algorithm's
+    (``algo_kwargs.reward_*``)::
+
+        transform = RewardTransform(env_settings.wrappers.reward, algo_settings.reward_transform(dataset))
+
+    Attributes:
+        steps: the transforms that change anything, in the order in which they are applied.
+    """
+
+    def __init__(self, *transforms: RewardTransformConfig | RewardTransform | None) -> None:
+        steps: list[RewardTransformConfig] = []
+        for transform in transforms:
+            if isinstance(transform, RewardTransform):
+                steps += transform.steps
+            elif transform is not None and transform != RewardTransformConfig():
+                steps.append(transform)
+        self.steps: tuple[RewardTransformConfig, ...] = tuple(steps)
+
+    def __repr__(self) -> str:
+        return f"RewardTransform({', '.join(map(repr, self.steps))})"
+
+    @property
+    def identity(self) -> bool:
+        """Whether every reward stays as it is."""
+        return not self.steps
+
+    def apply(self, rewards: NDArray[Any]) -> NDArray[Any]:
+        """Transform an array of rewards of any shape."""
+        for step in self.steps:
+            rewards = step.apply(rewards)
+        return rewards
+
+    def apply_range(self, reward_range: tuple[float, float] | None) -> tuple[float, float] | None:
+        """Return the range of the transformed reward, from that of the raw one."""
+        for step in self.steps:
+            reward_range = step.apply_range(reward_range)
+        return reward_range
+
+
 class RewardScaleWrapper(gym.RewardWrapper[Any, Any]):
     """Multiply the reward."""
 
@@ -93,7 +135,7 @@ class RewardClipWrapper(gym.RewardWrapper[Any, Any]):
 
 
 def apply_reward_wrappers(env: gym.Env[Any, Any], config: RewardTransformConfig | None) -> gym.Env[Any, Any]:
-    """Wrap ``env`` with what ``config`` asks for; an environment that needs nothing is returned as it is."""
+    """Wrap ``env`` with the transforms that ``config`` sets; without any, return ``env`` itself."""
     if config is None:
         return env
     if config.scale != 1.0:

@@ -1,4 +1,4 @@
-"""Observation statistics, gathered as data comes in and applied inside the learner."""
+"""Running statistics of observations, which a learner normalises its inputs with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ObservationNormalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def observe(self, observations: Tensor) -> None:
-        """Take ``[B, size]`` observations into the statistics (Chan's parallel formula, in float64)."""
+        """Update the statistics with ``[B, size]`` observations (Chan's parallel formula, in float64)."""
         batch = observations.double()
         count = self.count + len(batch)
         delta = batch.mean(0) - self.mean

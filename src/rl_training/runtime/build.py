@@ -19,7 +19,7 @@ from rl_training.data.dataset_loaders import load_transition_dataset, warn_of_te
 from rl_training.data.hindsight_dataset import HindsightDataset
 from rl_training.data.mixture import Mixture, Source
 from rl_training.envs.factory import make_env, make_vector_env, space_spec
-from rl_training.envs.goals import GoalFunctions
+from rl_training.envs.goals import GoalRewards
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
@@ -46,6 +46,8 @@ class RunComponents:
     collector: Collector | None
     evaluator: Evaluator | None
     """None where there is no environment."""
+    goals: GoalRewards | None
+    """The rewards of other goals, with hindsight."""
 
 
 def build_run(
@@ -71,14 +73,14 @@ def build_run(
     evaluator = _evaluator(config, settings)
     if not settings.online:
         assert offline_data is not None  # _require_sources: an offline run has a dataset
-        return RunComponents(learner, offline_data, None, None, None, evaluator)
+        return RunComponents(learner, offline_data, None, None, None, evaluator, goals)
     replay = _replay(config, settings, spec, goals, transform, device)
     mixture = None
     if offline_data is not None:
         mixture = Mixture(offline_data, replay, settings.prior.prior_share(0.0))
     envs = make_vector_env(required_env_id(config), config.env_kwargs, config.num_envs)
     collector = Collector(envs, learner, settings.exploration, config.seed)
-    return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator)
+    return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator, goals)
 
 
 def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, device: torch.device) -> Learner:
@@ -104,7 +106,7 @@ def required_env_id(config: TrainConfig) -> str:
 
 def _task(
     config: TrainConfig, settings: RunSettings, dataset: TransitionDataset | None
-) -> tuple[SpaceSpec, GoalFunctions | None]:
+) -> tuple[SpaceSpec, GoalRewards | None]:
     """Return the sizes of the task and, with hindsight, its reward functions; without ``env_id`` the data has them."""
     hindsight = settings.algorithm.hindsight
     if config.env_id is None and dataset is not None and not (hindsight or settings.online):
@@ -116,7 +118,7 @@ def _task(
         env.close()
         return space_spec(env), None
     # Hindsight keeps this environment, to ask it for rewards.
-    goals = GoalFunctions(env, settings.env.wrappers.reward)
+    goals = GoalRewards(env, settings.env.wrappers.reward)
     if settings.online:
         _require_room_for_an_episode(env, settings.replay.buffer_capacity)
     return space_spec(env, goals), goals
@@ -181,7 +183,7 @@ def _require_sources(settings: RunSettings, dataset: TransitionDataset | None) -
 def _offline_data(
     dataset: TransitionDataset,
     learner: Learner,
-    goals: GoalFunctions | None,
+    goals: GoalRewards | None,
     config: TrainConfig,
     settings: RunSettings,
     transform: RewardTransformConfig | None,
@@ -215,7 +217,7 @@ def _replay(
     config: TrainConfig,
     settings: RunSettings,
     spec: SpaceSpec,
-    goals: GoalFunctions | None,
+    goals: GoalRewards | None,
     transform: RewardTransformConfig | None,
     device: torch.device,
 ) -> Replay:

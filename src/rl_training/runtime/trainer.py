@@ -53,6 +53,7 @@ class Trainer:
         pretrain_updates = settings.prior.offline_pretrain_updates if self.mixture is not None else 0
         collection = settings.collection if settings.online else None
         self.budget = Budget(self.state, total_steps, settings.loop.max_updates, pretrain_updates, collection)
+        self._goals, self._reward_range = components.goals, self.learner.spec.reward_range
         self._update = accelerated_update(self.learner)
         self._train_metrics = MetricsMean()
         self._restored_at: tuple[int, int] | None = None
@@ -161,6 +162,9 @@ class Trainer:
             return
         if self.mixture is not None:
             self.mixture.ratio = settings.prior.prior_share(self.budget.progress)
+        if self._goals is not None and self._goals.reward_range is not self._reward_range:
+            self._reward_range = self._goals.reward_range  # a reward was seen outside the range so far
+            self.learner.set_reward_range(self._reward_range)
         updates = self.budget.updates_due()
         if updates > 0 and settings.loop.lr_schedule is not None:
             self.learner.scale_learning_rates(settings.loop.lr_schedule(self.budget.learning_progress))
