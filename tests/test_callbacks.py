@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from rl_training.errors import RunFailedError
 from rl_training.runtime import Callback, EarlyStoppingCallback, EarlyStoppingConfig, TrainerState, train_her
 from rl_training.runtime.progress import ProgressCallback
 
@@ -72,7 +73,7 @@ def test_a_callback_can_end_a_run(tiny_config):
 
 def test_callbacks_are_told_of_the_end_even_when_training_fails(tiny_config):
     record = Record()
-    with pytest.raises(RuntimeError, match="broken callback"):
+    with pytest.raises(RunFailedError, match="callback Fail failed with RuntimeError: broken callback"):
         train_her(tiny_config("her"), callbacks=[record, Fail()])
     assert record.calls[-1] == "end"
 

@@ -725,3 +725,63 @@ class TestProcess:
         process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
         assert "action" in process.stdout
         assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ('output_dir="a\\0b"', r"output_dir = a\x00b: expected a text without NUL"),
+        ('algo_kwargs.init_from="a\\ud800b"', "expected"),
+        ("algo_kwargs.buffer_capacity=9223372036854775808", "too large"),
+        ("algo_kwargs.hidden_sizes=[1000000000000]", "too large"),
+        ("algo_kwargs.hidden_sizes=[99999999999999999999999]", "too large"),
+        ("env_kwargs.worker_timeout=1e300", "env_kwargs.worker_timeout = 1e+300"),
+    ],
+)
+def test_absurd_values_get_one_message(train: Run, run: Run, setting: str, words: str) -> None:
+    answer = train(setting) if not setting.startswith("output") else run("train", "her/point_goal", *tiny(setting))
+    assert answer.code == 2, answer
+    assert answer.err.count("error:") == 1
+    assert words in answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("argument", ["run\udcff", "\udc80.yaml"])
+@pytest.mark.parametrize("command", ["evaluate", "train", "report", "predict"])
+def test_arguments_that_are_not_utf8_are_refused(run: Run, command: str, argument: str) -> None:
+    answer = run(command, argument)
+    assert (answer.code, answer.out) == (2, "")
+    assert (
+        answer.err == f"error: argument {argument.encode('unicode_escape', 'surrogatepass').decode()}: expected UTF-8\n"
+    )
+
+
+def test_control_characters_of_an_argument_do_not_reach_the_terminal(run: Run) -> None:
+    answer = run("evaluate", "run\x1b[31m\nerror: another")
+    assert answer.code == 2
+    assert answer.err.startswith(r"error: run\x1b[31m\nerror: another: neither a run")
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_a_bug_is_one_message_with_its_traceback_in_a_file(run: Run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(cli, "preset_names", lambda: 1 / 0)
+    answer = run("presets")
+    assert answer.code == 1
+    assert answer.err.startswith("error: unexpected ZeroDivisionError: division by zero (test_cli.py, line ")
+    assert "Traceback" in (tmp_path / "rl_training" / "traceback.txt").read_text()
+
+
+def test_an_interrupted_run_says_so_once_and_names_no_missing_page(train: Run, monkeypatch) -> None:
+    real = Collector.step
+
+    def struck(self: Collector, *arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(Collector, "step", real)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Collector, "step", struck)
+    answer = train()
+    assert answer.code == 3
+    assert answer.out.startswith("interrupted by SIGTERM after 1 steps")
+    assert "plots" not in answer.out

@@ -157,7 +157,7 @@ def test_an_evaluation_that_is_not_finite_is_no_best(tiny_config):
         rewards=np.zeros(100),
         terminals=np.arange(100) % 10 == 9,
     )
-    with pytest.raises(NumericalError, match="eval/mean_reward is nan"):
+    with pytest.raises(NumericalError, match="the environment of the evaluation returned nan in reward"):
         train(config)
     assert not (failed_run(config) / "checkpoints" / "best").exists()
 

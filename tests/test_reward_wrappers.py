@@ -24,6 +24,7 @@ from rl_training.envs import (
     RewardTransformConfig,
     apply_reward_wrappers,
     make_env,
+    make_raw_env,
     make_vector_env,
     space_spec,
 )
@@ -135,7 +136,7 @@ class TestConfiguration:
 
     def test_evaluation_keeps_the_raw_reward(self) -> None:
         kwargs = {"wrappers": {"reward": {"scale": 100.0}}}
-        assert set(rewards_of(make_env(POINT, kwargs, raw_reward=True), 50)) <= {0.0, -1.0}
+        assert set(rewards_of(make_raw_env(POINT, kwargs), 50)) <= {0.0, -1.0}
         assert set(rewards_of(make_env(POINT, kwargs), 50)) <= {0.0, -100.0}
 
     def test_vector_environments_pay_the_transformed_reward(self) -> None:

@@ -1,6 +1,6 @@
 """The command line. Results go to stdout, progress and errors to stderr.
 
-Exit codes: 0 done; 1 a bug; 2 the input is wrong; 3 interrupted, with a checkpoint saved.
+Exit codes: 0 done; 1 a run failed, or a bug; 2 the input is wrong; 3 interrupted, with a checkpoint saved if training.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from rl_training.cli_data import data_app
+from rl_training.cli_data import TrustOption, data_app
+from rl_training.cli_streams import lossy_streams, print_error, print_failure, printable
 from rl_training.config import config_path, load_config, parse_overrides, preset_names
-from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
+from rl_training.errors import ConfigError, RLTrainingError, did_you_mean, shown
+from rl_training.interrupts import Interrupted, answer_signals, asked_to_stop
 
 app = typer.Typer(
     add_completion=False,
@@ -31,19 +33,49 @@ app.add_typer(data_app, name="data")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or auto.")]
 
+_TOO_LARGE = ("can't allocate memory", "Overflow when unpacking", "Storage size calculation overflowed")
+"""What PyTorch says about sizes that no memory holds."""
+
 
 def main() -> NoReturn:
     """Run the command line."""
     warnings.showwarning = cast(Any, _print_warning)
     threading.excepthook = _thread_failed
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # an env_id such as my_task:Reach-v0 names a module of the current folder
+    with answer_signals(), lossy_streams() as streams:
+        try:
+            code = _run()
+        except Interrupted as request:
+            print_error(f"interrupted by {request}")
+            code = 3
+        code = streams.exit_code(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run a command, print one message if it fails, and return the exit code."""
     try:
+        for argument in sys.argv[1:]:
+            if any("\ud800" <= char <= "\udfff" for char in argument):
+                raise ConfigError(f"argument {shown(argument)}: expected UTF-8")
         app()
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except RLTrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(0)
+        print_error(error)
+        return error.exit_code
+    except MemoryError as error:
+        print_error(f"not enough memory: {error}" if str(error) else "not enough memory")
+        return 2
+    except OSError as error:
+        print_error(f"{error.filename}: {error.strerror}" if error.filename is not None else error)
+        return 2 if error.filename is not None else 1
+    except Exception as error:
+        if any(words in str(error) for words in _TOO_LARGE):
+            print_error(f"a size, such as hidden_sizes or a capacity, is too large: {str(error).splitlines()[0]}")
+            return 2
+        print_failure(error)  # a bug
+        return 1
+    return 0
 
 
 def _print_version(asked: bool) -> None:
@@ -102,18 +134,20 @@ def train(
     ]
     name = config if config in preset_names() else Path(config).stem
     configs = [read_config(config, [*overrides, *([f"seed={s}"] if seeds else [])]) for s in _parse_seeds(seeds)]
+    for run_config in configs:
+        _require_text(run_config.model_dump(mode="json"))
     results = []
     for run_config in configs:
         result = (train_or_resume if resume_auto else train_experiment)(run_config, name=name, progress_bar=True)
         results.append(result)
         if not json_:
             _print_result(result)
-        if result.status == "interrupted":
+        if result.status == "interrupted" or asked_to_stop():
             break
     if json_:
         answers = [result.to_json() for result in results]
         print(json.dumps(answers[0] if seeds is None else {"runs": answers, **_mean_over(answers)}))
-    if results[-1].status == "interrupted":
+    if results[-1].status == "interrupted" or asked_to_stop():
         raise typer.Exit(3)
 
 
@@ -123,11 +157,15 @@ def resume(
     verify: Annotated[
         bool, typer.Option("--verify", help="Prove on a copy that resuming is exact; the run is left alone.")
     ] = False,
+    trust: TrustOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Go on with a run from its latest checkpoint."""
+    from rl_training.envs.consent import trust_all_runs
     from rl_training.experiment.manager import resume_experiment
 
+    if trust:
+        trust_all_runs()
     if verify:
         _verify(run, json_)
         return
@@ -136,7 +174,7 @@ def resume(
         print(json.dumps(result.to_json()))
     else:
         _print_result(result)
-    if result.status == "interrupted":
+    if result.status == "interrupted" or asked_to_stop():
         raise typer.Exit(3)
 
 
@@ -147,11 +185,15 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the episodes.")] = None,
     video: Annotated[bool, typer.Option("--video", help="Record the first three episodes.")] = False,
     device: DeviceOption = None,
+    trust: TrustOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Play seeded episodes with a trained policy."""
+    from rl_training.envs.consent import trust_all_runs
     from rl_training.experiment.manager import EVALUATION_SEED, evaluate_experiment
 
+    if trust:
+        trust_all_runs()
     run_dir = next((p for p in (path, *path.parents) if (p / "checkpoints").is_dir()), path.parent)
     answer = evaluate_experiment(
         path,
@@ -194,6 +236,8 @@ def predict(
             if not all(map(math.isfinite, action if isinstance(action, list) else [action])):
                 raise ConfigError(f"{where}: no finite action comes of it; expected smaller numbers")
             print(json.dumps({"action": action}), flush=True)
+            if getattr(sys.stdout, "lost", None) is not None:
+                return  # nobody reads the answers any more
 
 
 @app.command()
@@ -237,12 +281,12 @@ def check_env(
         print(json.dumps({**asdict(found), "fit_for_her": found.fit_for_her}))
     else:
         for fact, value in found.facts.items():
-            print(f"{fact:20} {value}")
+            print(f"{fact:20} {shown(value)}")
         for warning in found.warnings:
-            print(f"warning: {warning}")
+            print(f"warning: {shown(warning)}")
         print(f"{env_id} is {'fit' if found.fit_for_her else 'not fit'} for HER")
     for problem in found.problems:
-        print(f"error: {problem}" if env_id in problem else f"error: {env_id}: {problem}", file=sys.stderr)
+        print_error(problem if env_id in problem else f"{env_id}: {problem}")
     if not found.fit_for_her:
         raise typer.Exit(2)
 
@@ -284,13 +328,23 @@ def _verify(run: Path, json_: bool) -> None:
 
 def _print_warning(message: Warning | str, *_details: object) -> None:
     """Show a warning as a line for the user, without the place in the code it came from."""
-    print(f"warning: {message}", file=sys.stderr)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))  # Gymnasium colours its own
+    print(f"warning: {printable(plain)}", file=sys.stderr)
 
 
 def _thread_failed(details: threading.ExceptHookArgs) -> None:
-    """Leave it to the main thread to report a full disk: it hears of it from the thread that writes TensorBoard's."""
+    """Print nothing for a full disk: the main thread gets the same error from the TensorBoard writer."""
     if not issubclass(details.exc_type, OSError):
         threading.__excepthook__(details)
+
+
+def _require_text(value: Any, key: str = "") -> None:
+    """Refuse texts that no file system takes as a path, in any setting."""
+    if isinstance(value, str) and any(char == "\0" or "\ud800" <= char <= "\udfff" for char in value):
+        raise ConfigError(f"{key} = {shown(value)}: expected a text without NUL and surrogate characters")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        _require_text(part, f"{key}.{name}" if key else str(name))
 
 
 def _parse_seeds(text: str | None) -> list[int]:
@@ -314,9 +368,10 @@ def _mean_over(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _print_result(result: Any) -> None:
     success = result.metrics.get("eval/success_rate")
-    print(
-        f"{result.status}: {result.stop_reason} after {result.global_step:,} steps and {result.update_count:,} updates"
+    reason = (
+        result.stop_reason if result.stop_reason.startswith(result.status) else f"{result.status}: {result.stop_reason}"
     )
+    print(f"{reason} after {result.global_step:,} steps and {result.update_count:,} updates")
     if result.metrics:
         print(
             (f"success rate   {success:.2f}\n" if success is not None else "")
@@ -324,6 +379,7 @@ def _print_result(result: Any) -> None:
         )
     print(f"run            {result.run_dir}")
     print(f"checkpoints    {result.run_dir / 'checkpoints'}")
-    print(f"plots          {result.run_dir / 'report.html'}")
+    if (result.run_dir / "report.html").is_file():
+        print(f"plots          {result.run_dir / 'report.html'}")
     if result.status == "interrupted":
         print(f"go on with     rl-training resume {result.run_dir}")

@@ -32,6 +32,9 @@ RenameOption = Annotated[
         metavar="NAME=KEY",
     ),
 ]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Import the module that the run's env_id names, though the run is not yours.")
+]
 
 
 @data_app.command()
@@ -56,7 +59,7 @@ def inspect(
     if json_:
         print(json.dumps({"file": file, "env_id": env, **report.to_json()}))
     else:
-        print("\n".join(report.lines()))
+        print("\n".join(map(shown, report.lines())))
     if strict and not report.is_sane:
         raise typer.Exit(2)
 
@@ -110,12 +113,16 @@ def collect(
     noise: Annotated[float, typer.Option(min=0, help="Std of noise on actions; discrete: share at random.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
     set_: SetOption = None,
+    trust: TrustOption = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Play episodes and write them to a dataset."""
     from rl_training.data.dataset_loaders import write_transitions
+    from rl_training.envs.consent import trust_all_runs
     from rl_training.tools.datasets import check_target, collect_dataset
 
+    if trust:
+        trust_all_runs()
     check_target(output)
     dataset, env_spec = collect_dataset(
         env,

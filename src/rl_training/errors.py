@@ -60,8 +60,15 @@ class NumericalError(RunFailedError, ArithmeticError):
     """An observation, a reward, a loss or a weight is NaN or infinite."""
 
 
-class WorkerError(RunFailedError):
-    """The process of an environment died, or does not answer."""
+class EnvFailedError(RunFailedError):
+    """An environment raised an error, returned what it must not, or did not answer in time."""
+
+    trace: str = ""
+    """The traceback in the process of the environment, if that is another one."""
+
+
+class WorkerError(EnvFailedError):
+    """The process of an environment died, does not answer, or reported a failure."""
 
 
 class MissingExtraError(RLTrainingError, ImportError):

@@ -16,6 +16,7 @@ import numpy as np
 class Stream(IntEnum):
     """What random numbers are for. Environments use their index, which is below 2**20, as their stream."""
 
+    RANDOM_ACTIONS = 2  # of random play; the number is older than the rule about indices
     EVALUATION = 2**20
     RANDOM_PLAY = 2**21
     OFFLINE_DATA = 2**22

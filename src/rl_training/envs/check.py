@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.envs.factory import make_env, space_spec
+from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import GOAL_KEYS, SUCCESS_KEYS, GoalRewards, is_goal_space, sample_goal_pairs
 from rl_training.envs.play import Step, play
 from rl_training.errors import EnvError
@@ -44,7 +44,7 @@ class EnvReport:
 def check_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0) -> EnvReport:
     """Examine an environment: keys, shapes, random play, and the compute functions on a batch and one by one."""
     report = EnvReport(env_id)
-    env = make_env(env_id, env_kwargs, raw_reward=True)
+    env = make_raw_env(env_id, env_kwargs)
     try:
         _check_spaces(env, report)
         motions = _check_random_play(env, report, seed)

@@ -1,4 +1,4 @@
-"""Building environments from ``env_id`` and ``env_kwargs``, single or side by side, and reading off their spaces."""
+"""Build environments from ``env_id`` and ``env_kwargs``, single or several at once, and read their spaces."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import importlib
 import importlib.util
 import inspect
 import io
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 from pydantic import Field
 
 from rl_training.config import Settings, parse_settings
+from rl_training.envs.consent import env_module, require_consent
 from rl_training.envs.goals import GoalFunctions, env_name, is_goal_space, register_goal_envs
+from rl_training.envs.guarded import GuardedEnv, describe
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
-from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.envs.workers import LocalVectorEnv, WorkerVectorEnv
 from rl_training.errors import EnvError, MissingExtraError, did_you_mean
+from rl_training.interrupts import OutOfTimeError, TimeLimit
 from rl_training.types import SpaceSpec
 
 _ROBOTICS_PREFIXES = ("Fetch", "Hand", "Adroit", "PointMaze", "AntMaze", "FrankaKitchen")
@@ -41,7 +46,7 @@ class EnvSettings(Settings):
         "sync", description="several environments in this process, or each in a process of its own"
     )
     worker_timeout: float = Field(
-        600.0, gt=0, description="seconds an environment in a process of its own may take for one step or reset"
+        600.0, gt=0, le=1e6, description="seconds an environment may take for one step or reset"
     )
 
 
@@ -53,47 +58,62 @@ def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[s
 
 
 def make_env(
-    env_id: str,
-    env_kwargs: Mapping[str, Any] | None = None,
-    *,
-    render_mode: str | None = None,
-    raw_reward: bool = False,
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, render_mode: str | None = None
 ) -> gym.Env[Any, Any]:
-    """Build one environment; ``raw_reward`` leaves the reward wrappers off, as evaluation does."""
+    """Build one environment with the reward wrappers that ``env_kwargs.wrappers`` asks for."""
+    settings, _ = split_env_kwargs(env_kwargs or {})
+    return apply_reward_wrappers(make_raw_env(env_id, env_kwargs, render_mode=render_mode), settings.wrappers.reward)
+
+
+def make_raw_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, render_mode: str | None = None
+) -> gym.Env[Any, Any]:
+    """Build one environment that returns its own reward: ``env_kwargs.wrappers`` is not applied."""
     settings, arguments = split_env_kwargs(env_kwargs or {})
-    _require_registered(env_id)
     if render_mode is not None:
         arguments["render_mode"] = render_mode
+    require_consent(env_id)
+    with _module_folder(env_id):
+        _require_registered(env_id)
+        env = _build(env_id, arguments, settings.worker_timeout)
+    return GuardedEnv(env, f"env_id {env_id!r}", settings.worker_timeout)
+
+
+def _build(env_id: str, arguments: Mapping[str, Any], timeout: float) -> gym.Env[Any, Any]:
     try:
-        env = gym.make(env_id, disable_env_checker=True, **arguments)
+        with TimeLimit(timeout):
+            return gym.make(env_id, disable_env_checker=True, **arguments)
     except gym.error.DependencyNotInstalled as error:
         if "mujoco" in str(error).lower():
             raise MissingExtraError(env_id, "robotics") from None
         raise EnvError(f"env_id {env_id!r} needs another package: {error}") from None
-    except Exception as error:  # a constructor may raise anything; whatever it is, the arguments are the user's
-        reason = str(error).partition(" was raised from the environment creator")[0]
+    except OutOfTimeError:
+        raise EnvError(
+            f"env_id {env_id!r} was not built within {timeout:g} seconds (env_kwargs.worker_timeout)"
+        ) from None
+    except (Exception, SystemExit) as error:  # a constructor may raise anything
+        reason = str(error).partition(" was raised from the environment creator")[0] or type(error).__name__
         hint = _argument_hint(env_id, arguments)
         raise EnvError(f"env_id {env_id!r} with env_kwargs {arguments}: {reason}{hint}") from error
-    return env if raw_reward else apply_reward_wrappers(env, settings.wrappers.reward)
 
 
 def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int) -> VectorEnv[Any, Any, Any]:
-    """Build ``num_envs`` environments side by side.
+    """Build ``num_envs`` environments that step together and return their own, raw rewards.
 
-    Automatic resets are off: the collector resets finished environments itself, each with a seed of its own, so that
-    the true final observation is seen and no transition crosses an episode's end.
+    Automatic resets are off: the collector resets finished environments itself, each with its own seed, so that it
+    sees the true final observation and no transition crosses the end of an episode.
     """
     settings, _ = split_env_kwargs(env_kwargs or {})
-    build = partial(make_env, env_id, dict(env_kwargs or {}))
+    build = partial(make_raw_env, env_id, dict(env_kwargs or {}))
     if settings.vectorization == "async":
         return WorkerVectorEnv([build] * num_envs, settings.worker_timeout)
-    return SyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    return LocalVectorEnv([build] * num_envs)
 
 
 def space_spec(env: gym.Env[Any, Any], goals: GoalFunctions | None = None) -> SpaceSpec:
-    """Read the sizes and bounds of an environment's spaces, or say why they cannot be learned from.
+    """Read the sizes and bounds of an environment's spaces, or raise an error that says why they are not supported.
 
-    With ``goals`` the range of the reward is known as well, where it has one.
+    ``goals`` adds the range of the reward, if it is known.
     """
     name = env_name(env)
     reward_range = goals.reward_range if goals is not None else None
@@ -140,7 +160,7 @@ def _argument_hint(env_id: str, arguments: Mapping[str, Any]) -> str:
         if isinstance(entry_point, str):
             entry_point = gym.envs.registration.load_env_creator(entry_point)
         parameters = inspect.signature(entry_point).parameters if entry_point is not None else {}
-    except Exception:  # a hint must not hide the error that it was to explain
+    except Exception:  # a failed hint must not hide the error that it should explain
         return ""
     known = [*parameters, *EnvSettings.model_fields, "max_episode_steps"]
     unknown = [name for name in arguments if name not in known]
@@ -159,17 +179,30 @@ def _vector_size(space: gym.Space[Any], what: str) -> int:
     return int(space.shape[0])
 
 
+@contextmanager
+def _module_folder(env_id: str) -> Iterator[None]:
+    """Make the current folder importable, after all others, while the module of an ``env_id`` is imported."""
+    folder = os.getcwd()
+    if env_module(env_id) is None or folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
 def _require_registered(env_id: str) -> None:
-    """Register the built-in and, where they are installed, the robotics environments; fail for an unknown id."""
+    """Register the built-in environments and, if installed, the robotics ones; raise an error for an unknown id."""
     register_goal_envs()
-    module, separator, name = env_id.partition(":")
-    if separator:
+    module, name = env_module(env_id), env_id.partition(":")[2] or env_id
+    if module is not None:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever a foreign module raises when it is imported
-            raise EnvError(f"env_id {env_id!r}: module {module!r} cannot be imported: {error}") from None
-    else:
-        name = env_id
+        except (Exception, SystemExit) as error:  # a foreign module may raise anything when it is imported
+            raise EnvError(f"env_id {env_id!r}: module {module!r} cannot be imported: {describe(error)}") from error
     if name in gym.registry:
         return
     if importlib.util.find_spec("gymnasium_robotics") is not None:
@@ -179,4 +212,5 @@ def _require_registered(env_id: str) -> None:
             return
     elif name.startswith(_ROBOTICS_PREFIXES):
         raise MissingExtraError(env_id, "robotics")
-    raise EnvError(f"env_id {env_id!r}: no such environment{did_you_mean(name, gym.registry)}")
+    own = f"; the module {module!r} does not register it" if module else "; your own is written module:Name"
+    raise EnvError(f"env_id {env_id!r}: no such environment{did_you_mean(name, gym.registry) or own}")

@@ -1,33 +1,54 @@
-"""Environments in processes of their own, each of which has to answer in time."""
+"""Several environments that step together: in this process, or each in its own process with a time limit."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import multiprocessing
+import queue
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
-from rl_training.errors import WorkerError
+from rl_training.envs.guarded import GuardedEnv
+from rl_training.errors import EnvError, RLTrainingError, WorkerError
+from rl_training.interrupts import Interrupted, TimeLimit, ignore_signals
 
 EnvBuilder = Callable[[], gym.Env[Any, Any]]
 
 
+class LocalVectorEnv(SyncVectorEnv):
+    """Gymnasium's environments that step one after another; messages say which of them failed."""
+
+    def __init__(self, builders: Sequence[EnvBuilder]) -> None:
+        super().__init__(builders, autoreset_mode=AutoresetMode.DISABLED)
+        for index, env in enumerate(self.envs):
+            while isinstance(env, gym.Wrapper):
+                if isinstance(env, GuardedEnv):
+                    env.name = f"environment {index}, {env.name}"
+                env = env.env
+
+
 class WorkerVectorEnv(AsyncVectorEnv):
-    """Gymnasium's asynchronous environments; one that dies, hangs or raises is named in a ``WorkerError``."""
+    """Gymnasium's environments in processes of their own; a ``WorkerError`` names one that dies, hangs or fails."""
 
     def __init__(self, builders: Sequence[EnvBuilder], timeout: float) -> None:
         self.timeout = timeout
         builders = [partial(_in_worker, build) for build in builders]
-        super().__init__(builders, autoreset_mode=AutoresetMode.DISABLED, worker=_work)
-        # Workers do not heed SIGTERM, which is how multiprocessing would end those that are left at exit.
+        try:
+            super().__init__(builders, autoreset_mode=AutoresetMode.DISABLED, worker=_work)
+        except (EOFError, ConnectionError):
+            report, _ = self._report()
+            self._kill()
+            raise EnvError(report or f"an environment could not be built: its process {self._how()}") from None
+        # Workers ignore SIGTERM, which is how multiprocessing would end them at exit.
         atexit.register(self._kill)
 
     def step_async(self, actions: Any) -> None:
@@ -51,21 +72,22 @@ class WorkerVectorEnv(AsyncVectorEnv):
             return super().reset_wait(self.timeout if timeout is None else timeout)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the workers: in order where all of them are waiting for that, by force otherwise."""
+        """End the workers: with a message if all of them wait for one, by force otherwise."""
         atexit.unregister(self._kill)
         if not terminate and self._state == AsyncState.DEFAULT and all(p.is_alive() for p in self.processes):
             with contextlib.suppress(EOFError, OSError):
                 super().close_extras(timeout)
                 return
         self._kill()
-        self._state = AsyncState.DEFAULT  # an answer that is still due is not waited for
+        self._state = AsyncState.DEFAULT  # do not wait for an answer that is still due
         super().close_extras(terminate=True)
 
     @contextlib.contextmanager
     def _watched(self, call: str) -> Iterator[None]:
-        """Say which worker did not answer a call, and end them all: what the others hold is of no use any more."""
+        """Name the worker that did not answer a call, and end all of them: the run cannot go on with the others."""
         try:
-            yield
+            with TimeLimit(self.timeout + 60):  # the pipes have the time limit; this one answers requests to stop
+                yield
         except multiprocessing.TimeoutError:
             silent = [i for i, pipe in enumerate(self.parent_pipes) if pipe is not None and not pipe.poll()]
             self._kill()
@@ -75,18 +97,38 @@ class WorkerVectorEnv(AsyncVectorEnv):
         except (EOFError, ConnectionError):
             dead = self._dead()
             self._kill()
-            how = dead[min(dead)] if dead else "is gone"
-            raise WorkerError(f"the process of {_names(list(dead))} {how}") from None
+            raise WorkerError(f"the process of {_names(list(dead))} {self._how(dead)}") from None
+        except Interrupted:
+            self._kill()
+            raise
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Name the environment that raised an error, the error and where it was raised."""
+        """Name the environment that failed, the error and the line that raised it."""
         if all(successes):
             return
-        index, kind, value, trace = self.error_queue.get()
+        report, trace = self._report()
         self._kill()
-        places = [line.strip() for line in str(trace).splitlines() if line.strip().startswith("File ")]
-        where = f" ({places[-1]})" if places else ""
-        raise WorkerError(f"environment {index} raised {kind.__name__}: {value}{where}")
+        error = WorkerError(report or "an environment failed without a message")
+        error.trace = trace
+        raise error
+
+    def _report(self) -> tuple[str, str]:
+        """Return a message about the failure of a worker and its traceback; both are empty if it wrote none."""
+        try:
+            index, kind, value, trace = self.error_queue.get(timeout=1.0)
+        except (queue.Empty, EOFError, OSError):
+            return "", ""
+        if issubclass(kind, RLTrainingError):  # the guard around the environment has described it
+            text = f"environment {index}, {value}"
+        else:
+            places = [line.strip() for line in str(trace).splitlines() if line.strip().startswith("File ")]
+            where = f" ({places[-1]})" if places else ""
+            text = f"environment {index} raised {kind.__name__}: {value}{where}"
+        return text, str(trace)
+
+    def _how(self, dead: dict[int, str] | None = None) -> str:
+        dead = self._dead() if dead is None else dead
+        return dead[min(dead)] if dead else "is gone"
 
     def _dead(self) -> dict[int, str]:
         """Return the workers that have ended, and how."""
@@ -107,10 +149,15 @@ class WorkerVectorEnv(AsyncVectorEnv):
                 process.kill()
 
 
-def _work(*arguments: Any) -> None:
-    """Serve an environment until told to stop, or until nobody is left to serve, which is nothing to report."""
-    with contextlib.suppress(EOFError, ConnectionError):
-        _async_worker(*arguments)
+def _work(index: int, build: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, errors: Any, *more: Any) -> None:
+    """Serve an environment until told to stop. A process whose parent has ended stops without a message."""
+    try:
+        _async_worker(index, build, pipe, parent_pipe, shared_memory, errors, *more)
+    except (EOFError, ConnectionError):
+        pass
+    except Exception as error:  # the environment could not be built
+        kind = type(error) if isinstance(error, RLTrainingError) else RuntimeError
+        errors.put((index, kind, str(error), traceback.format_exc()))
 
 
 def _names(indices: list[int]) -> str:
@@ -118,11 +165,10 @@ def _names(indices: list[int]) -> str:
 
 
 def _in_worker(build: EnvBuilder) -> gym.Env[Any, Any]:
-    """Build an environment in a worker process, which leaves signals to the process that steers it.
+    """Build an environment in a worker process, which ignores signals: its parent decides when it ends.
 
     A terminal sends Ctrl-C, and a scheduler its SIGTERM, to every process of a group.
     """
     if multiprocessing.parent_process() is not None:  # AsyncVectorEnv also builds one here, to read its spaces
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ignore_signals()
     return build()

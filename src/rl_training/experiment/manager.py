@@ -13,8 +13,10 @@ from typing import Any
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config
 from rl_training.data import TransitionDataset
+from rl_training.envs.consent import approve
 from rl_training.errors import CheckpointError, ConfigError, MissingExtraError, RLTrainingError
 from rl_training.experiment.report import write_report
+from rl_training.interrupts import stop_on_signals
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
@@ -53,6 +55,7 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
     For schedulers that run the same command again. A run that is finished is returned as it ended; its report is
     written if a kill prevented that. While one process trains a configuration, a second one is refused.
     """
+    approve(config.env_id)
     with lock_configuration(config.output_dir.absolute(), _identity(config)):
         found = _runs_of(config)
         for run_dir in found:
@@ -149,8 +152,9 @@ def _runs_of(config: TrainConfig) -> list[Path]:
 def _report(result: TrainResult) -> None:
     """Write a run's report, unless it has no metrics yet. A report that cannot be written does not fail the run."""
     try:
-        if read_metrics(result.run_dir / "metrics.csv"):
-            write_report([result.run_dir], result.run_dir / REPORT)
+        with stop_on_signals(lambda name: None):  # a signal ends the program when the report is written
+            if read_metrics(result.run_dir / "metrics.csv"):
+                write_report([result.run_dir], result.run_dir / REPORT)
     except RLTrainingError as error:
         warnings.warn(f"{error}; the run itself is not affected", stacklevel=3)
 

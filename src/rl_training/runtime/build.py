@@ -18,9 +18,9 @@ from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
 from rl_training.data.dataset_loaders import load_transition_dataset, warn_of_terminations_at_limit
 from rl_training.data.hindsight_dataset import HindsightDataset
 from rl_training.data.mixture import Mixture, Source
-from rl_training.envs.factory import make_env, make_vector_env, space_spec
+from rl_training.envs.factory import make_raw_env, make_vector_env, space_spec
 from rl_training.envs.goals import GoalRewards
-from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.envs.rewards import RewardTransform
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
@@ -59,12 +59,10 @@ def build_run(
     """
     if dataset is None and (settings.dataset.names_dataset or not settings.online):
         dataset = _load_dataset(config, settings)
-    elif dataset is not None:
-        dataset = _with_env_rewards(dataset, settings)
     _require_sources(settings, dataset)
-    spec, goals = _task(config, settings, dataset)
+    transform = _reward_transform(settings, dataset)
+    spec, goals = _task(config, settings, dataset, transform)
     learner = build_learner(config, settings, spec, device)
-    transform = None if settings.algorithm.hindsight else settings.rewards.reward_transform(dataset)
     offline_data = None
     if dataset is not None:
         if settings.dataset.dataset_top_fraction < 1:  # after reward_scale: auto has seen all returns
@@ -104,8 +102,21 @@ def required_env_id(config: TrainConfig) -> str:
     return config.env_id
 
 
+def _reward_transform(settings: RunSettings, dataset: TransitionDataset | None) -> RewardTransform:
+    """Return what is done to every reward before it is learned from: the environment's transform, then the algorithm's.
+
+    Collected, relabelled and offline rewards all pass through it. Evaluations and curves show raw rewards.
+    """
+    env_transform = settings.env.wrappers.reward
+    if settings.algorithm.hindsight:
+        return RewardTransform(env_transform)
+    if dataset is not None and env_transform is not None:
+        dataset = dataset.with_reward_transform(env_transform)  # reward_scale: auto looks at the result
+    return RewardTransform(env_transform, settings.rewards.reward_transform(dataset))
+
+
 def _task(
-    config: TrainConfig, settings: RunSettings, dataset: TransitionDataset | None
+    config: TrainConfig, settings: RunSettings, dataset: TransitionDataset | None, transform: RewardTransform
 ) -> tuple[SpaceSpec, GoalRewards | None]:
     """Return the sizes of the task and, with hindsight, its reward functions; without ``env_id`` the data has them."""
     hindsight = settings.algorithm.hindsight
@@ -113,12 +124,12 @@ def _task(
         return _spec_of_data(dataset, settings), None
     if settings.dataset.action_low is not None:
         raise ConfigError("algo_kwargs.action_low and action_high are for data without an env_id: expected neither")
-    env = make_env(required_env_id(config), config.env_kwargs)
+    env = make_raw_env(required_env_id(config), config.env_kwargs)
     if not hindsight:
         env.close()
         return space_spec(env), None
     # Hindsight keeps this environment, to ask it for rewards.
-    goals = GoalRewards(env, settings.env.wrappers.reward)
+    goals = GoalRewards(env, transform)
     if settings.online:
         _require_room_for_an_episode(env, settings.replay.buffer_capacity)
     return space_spec(env, goals), goals
@@ -144,13 +155,7 @@ def _load_dataset(config: TrainConfig, settings: RunSettings) -> TransitionDatas
         source.dataset_path, source.dataset_kind, dataset_id=source.dataset_id, download=source.dataset_download
     )
     warn_of_terminations_at_limit(dataset, where=source.source)
-    return _with_env_rewards(dataset, settings)
-
-
-def _with_env_rewards(dataset: TransitionDataset, settings: RunSettings) -> TransitionDataset:
-    """Transform the rewards of a dataset as ``env_kwargs.wrappers.reward`` transforms those of the environment."""
-    transform = settings.env.wrappers.reward
-    return dataset if transform is None else dataset.with_reward_transform(transform)
+    return dataset
 
 
 def _require_sources(settings: RunSettings, dataset: TransitionDataset | None) -> None:
@@ -186,7 +191,7 @@ def _offline_data(
     goals: GoalRewards | None,
     config: TrainConfig,
     settings: RunSettings,
-    transform: RewardTransformConfig | None,
+    transform: RewardTransform,
 ) -> OfflineData:
     """Return a dataset in the form that this learner samples, and show its observations to the normaliser."""
     seed = stream_seed(config.seed, Stream.OFFLINE_DATA)
@@ -202,10 +207,11 @@ def _offline_data(
                 dataset, learner.spec, goals, settings=settings.hindsight, device=learner.device, seed=seed
             )
         else:
-            dataset = dataset if transform is None else dataset.with_reward_transform(transform)
+            for step in transform.steps:
+                dataset = dataset.with_reward_transform(step)
             data = dataset.for_task(learner.spec, device=learner.device, seed=seed)
             if learner.needs_returns and isinstance(settings.learner, CriticSettings):
-                data.returns = data.returns_to_go(settings.learner.gamma)
+                data.returns = data.returns_to_go(settings.learner.gamma, learner.spec.reward_range)
     except DatasetError as error:
         raise DatasetError(f"{settings.dataset.source}: {error}") from None
     for part in torch.split(data.policy_observations(), 65_536):
@@ -218,14 +224,21 @@ def _replay(
     settings: RunSettings,
     spec: SpaceSpec,
     goals: GoalRewards | None,
-    transform: RewardTransformConfig | None,
+    transform: RewardTransform,
     device: torch.device,
 ) -> Replay:
     capacity, seed = settings.replay.buffer_capacity, stream_seed(config.seed, Stream.REPLAY)
     if goals is None:
         return ReplayBuffer(spec, capacity, device=device, seed=seed, reward_transform=transform)
     return HERReplayBuffer(
-        spec, capacity, goals, settings=settings.hindsight, num_envs=config.num_envs, device=device, seed=seed
+        spec,
+        capacity,
+        goals,
+        settings=settings.hindsight,
+        num_envs=config.num_envs,
+        device=device,
+        seed=seed,
+        reward_transform=transform,
     )
 
 

@@ -148,8 +148,12 @@ def write_checkpoint(path: Path, state: dict[str, Any], metadata: dict[str, Any]
     manifest = {"format_version": FORMAT_VERSION, **metadata, "files": files, "state": skeleton}
     _write(temporary / "manifest.json", sealed(json.dumps(manifest)).encode())
     sync_folder(temporary)
+    old = path.with_name(f".{path.name}.old.tmp")
+    if path.exists():
+        os.rename(path, old)
     os.rename(temporary, path)
     sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_checkpoint(path: Path) -> None:

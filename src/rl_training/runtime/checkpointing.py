@@ -63,7 +63,13 @@ class CheckpointStore:
         self._loaded: Path | None = None
 
     def save(
-        self, state: dict[str, Any], metadata: dict[str, Any], replay: Replay | None, *, best: bool = False
+        self,
+        state: dict[str, Any],
+        metadata: dict[str, Any],
+        replay: Replay | None,
+        *,
+        best: bool = False,
+        replace: bool = False,
     ) -> Path:
         """Write a checkpoint and point ``latest`` (and ``best``) at it.
 
@@ -72,6 +78,7 @@ class CheckpointStore:
             metadata: plain values for the manifest, ``global_step`` and ``update_count`` among them.
             replay: the buffer whose new rows are written as a segment; None if there is none.
             best: whether this is the best policy so far.
+            replace: whether to write a checkpoint of this step again, if there is one.
         """
         path = self.folder / f"{metadata['global_step']:09d}-{metadata['update_count']:09d}"
         try:
@@ -81,7 +88,7 @@ class CheckpointStore:
                     raise CheckpointError(f"{folder}: a symbolic link, which a run may not contain")
             if best:
                 self._best = path.name
-            if not path.exists():
+            if replace or not path.exists():
                 self._write(path, state, metadata, replay)
             for name in _POINTERS if best else ["latest"]:
                 write_pointer(self.folder / name, path.name)

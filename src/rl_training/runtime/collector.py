@@ -17,8 +17,8 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner
 from rl_training.config import Settings
 from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
-from rl_training.envs.workers import WorkerVectorEnv
-from rl_training.errors import WorkerError
+from rl_training.errors import EnvError, EnvFailedError
+from rl_training.interrupts import Interrupted
 from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.schedules import Schedule
 from rl_training.seeding import Stream, stream_generator, stream_seed
@@ -91,13 +91,11 @@ class Collector:
 
     def step(self, progress: float, random: bool) -> Transition:
         """Take one step everywhere. ``random`` ignores the policy, ``progress`` (0 to 1) moves the schedules."""
-        if not isinstance(self.envs, WorkerVectorEnv):
-            return self._step(progress, random)
         undo = self._undo()
         try:
             return self._step(progress, random)
-        except WorkerError:
-            undo()  # the run is saved as it was before this step, and can go on from there as if nothing had happened
+        except (EnvError, EnvFailedError, Interrupted):
+            undo()  # the run is saved as it was before this step, and goes on from there exactly
             raise
 
     def _step(self, progress: float, random: bool) -> Transition:
@@ -191,7 +189,7 @@ class Collector:
         return actions
 
     def _undo(self) -> Callable[[], None]:
-        """Return a function that takes back whatever a step has changed by the time a worker is lost."""
+        """Return a function that undoes whatever a step has changed by the time an environment fails."""
         learner = self.learner
         random_states = self.rng.bit_generator.state, learner.generator.get_state()
         normalizer = None if learner.normalizer is None else copy.deepcopy(learner.normalizer.state_dict())

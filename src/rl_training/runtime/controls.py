@@ -133,6 +133,9 @@ class TrainerState:
     pretrained_return: float | None = None
     """The mean return of a pretrained policy before its first online step."""
 
+    report_due: tuple[int | None, bool] | None = None
+    """The arguments of an evaluation that was cut off. A resumed run does it first."""
+
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the current step; the first reason stands."""
         if not self.should_stop:
@@ -144,8 +147,11 @@ class TrainerState:
         return (self.stop_reason or "").startswith(INTERRUPTED)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run continues from. That the run was stopped is not part of it."""
-        return {**asdict(self), "should_stop": False, "stop_reason": None}
+        """Return what a resumed run goes on from. That the run was stopped is not part of it."""
+        state = {**asdict(self), "should_stop": False, "stop_reason": None}
+        if self.report_due is None:
+            del state["report_due"]  # older checkpoints do not have it
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""

@@ -1,18 +1,22 @@
-"""Playing whole episodes with the policy as it is, on an environment of its own with the raw reward."""
+"""Evaluation: whole episodes with deterministic actions, in a separate environment that returns the raw reward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from rl_training.algorithms.base import Learner
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_raw_env
 from rl_training.envs.goals import episode_success
+from rl_training.envs.play import play
 from rl_training.envs.reference_scores import normalized_score, reference_scores
+from rl_training.runtime.health import require_finite_step
+from rl_training.types import Observation
 
-_EVALUATION = 2**20  # the place of evaluation among the seeds, out of reach of environment indices
+_EVALUATION = 2**20  # seed-stream id for evaluation; larger than any environment index
+_NAME = "the environment of the evaluation"
 
 
 class Evaluator:
@@ -28,36 +32,28 @@ class Evaluator:
         render_mode: str | None = None,
         reference: tuple[float, float] | None = None,
     ) -> None:
-        self.env = make_env(env_id, env_kwargs, render_mode=render_mode, raw_reward=True)
+        self.env = make_raw_env(env_id, env_kwargs, render_mode=render_mode)
         self.episodes, self.seed = episodes, seed
         self.reference = reference if reference is not None else reference_scores(env_id)
 
     def run(self, learner: Learner, *, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
         """Play the episodes with deterministic actions and return their mean reward, length and success rate.
 
-        Where the task's reference scores are known, the mean reward is also given on their scale.
+        If the task has reference scores, the mean reward is also given on their scale.
 
         Args:
             learner: the policy.
             on_step: called with the episode's number after every reset and step, for recording frames.
         """
-        rewards: list[float] = []
-        lengths: list[int] = []
+        rewards, lengths = np.zeros(self.episodes), np.zeros(self.episodes, np.int64)
         successes: list[bool] = []
-        for episode in range(self.episodes):
-            seed = np.random.SeedSequence([self.seed, _EVALUATION, episode]).generate_state(1)[0]
-            observation, info = self.env.reset(seed=int(seed))
-            total, length, done = 0.0, 0, False
+        for step in play(self.env, learner.predict, self._seeds(), on_reset=on_step):
+            require_finite_step(_batch_of_one(step.next_observation), np.array([step.reward]), name=_NAME)
+            rewards[step.episode] += step.reward
+            lengths[step.episode] += 1
             if on_step is not None:
-                on_step(episode)
-            while not done:
-                observation, reward, terminated, truncated, info = self.env.step(learner.predict(observation))
-                total, length, done = total + float(reward), length + 1, terminated or truncated
-                if on_step is not None:
-                    on_step(episode)
-            rewards.append(total)
-            lengths.append(length)
-            success = episode_success(info)
+                on_step(step.episode)
+            success = episode_success(step.info) if step.done else None
             if success is not None:
                 successes.append(success)
         metrics = {
@@ -74,3 +70,13 @@ class Evaluator:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+    def _seeds(self) -> Iterator[int]:
+        for episode in range(self.episodes):
+            yield int(np.random.SeedSequence([self.seed, _EVALUATION, episode]).generate_state(1)[0])
+
+
+def _batch_of_one(observation: Observation) -> Observation:
+    if isinstance(observation, dict):
+        return {key: np.asarray(value)[None] for key, value in observation.items()}
+    return np.asarray(observation)[None]

@@ -1,7 +1,7 @@
-"""Numbers that went wrong: where NaN and infinity first appear.
+"""Checks for NaN and infinity that say where they first appear.
 
-What environments return is on the host and looked at as it arrives. What the learner holds is looked at where it is
-logged or saved, because there the device is waited for anyway.
+What environments return is on the host and is checked as it arrives. What the learner holds is checked when it is
+logged or saved, because the loop waits for the device then anyway.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ _LARGEST = float(np.finfo(np.float32).max)  # beyond it a number becomes infinit
 _NAMED = 4
 
 
-def require_finite_step(observations: Observation, rewards: NDArray[Any]) -> None:
-    """Refuse what environments returned where it is not finite; the first axis is the environments'."""
+def require_finite_step(observations: Observation, rewards: NDArray[Any], *, name: str | None = None) -> None:
+    """Raise an error if environments returned a number that is not finite; the first axis is the environments'.
+
+    ``name`` says whose numbers they are; unset, it is the number of the environment.
+    """
     parts = observations if isinstance(observations, dict) else {"observation": observations}
-    for name, values in {**parts, "reward": rewards}.items():
+    for part, values in {**parts, "reward": rewards}.items():
         position = _first_wrong(values)
         if position is not None:
             raise NumericalError(
-                f"environment {position[0]} returned {values[position]} in {_element(name, position)}:"
+                f"{name or f'environment {position[0]}'} returned {values[position]} in {_element(part, position)}:"
                 " expected a finite number that float32 can hold"
             )
 
 
 def require_finite_actions(actions: NDArray[Any], learner: Learner) -> None:
-    """Refuse actions that are not finite, and name the weights they come from."""
+    """Raise an error if actions are not finite, and name the weights that are not."""
     position = _first_wrong(actions)
     if position is not None:
         action = f"the policy chose {actions[position]} for {_element('action', position)} of environment {position[0]}"
@@ -44,7 +47,7 @@ def require_finite_actions(actions: NDArray[Any], learner: Learner) -> None:
 
 
 def require_finite_learner(learner: Learner, metrics: Metrics, symptom: str = "") -> None:
-    """Refuse metrics and weights that are not finite; all of them are examined in one go on the device."""
+    """Raise an error if metrics or weights are not finite; one transfer from the device checks all of them."""
     values: dict[str, Tensor] = {name: torch.as_tensor(value) for name, value in metrics.items()}
     values |= {f"weight {name}": tensor for name, tensor in learner.state_dict().items() if tensor.is_floating_point()}
     sane = torch.stack([value.isfinite().all().to(learner.device) for value in values.values()]).tolist()
@@ -53,20 +56,19 @@ def require_finite_learner(learner: Learner, metrics: Metrics, symptom: str = ""
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         found = "; ".join([*([symptom] if symptom else []), *wrong[:_NAMED]])
         raise NumericalError(
-            f"{found}{more}. A smaller learning rate, max_grad_norm, or smaller rewards (reward_scale) are what"
-            " usually helps"
+            f"{found}{more}. A smaller learning rate, max_grad_norm, or smaller rewards (reward_scale) usually help"
         )
 
 
 def require_finite_metrics(metrics: Mapping[str, float]) -> None:
-    """Refuse an evaluation whose figures are not finite."""
+    """Raise an error if the metrics of an evaluation are not finite."""
     wrong = [f"{name} is {value}" for name, value in metrics.items() if not np.isfinite(value)]
     if wrong:
         raise NumericalError(f"{'; '.join(wrong)}: the environment returned a reward that is not finite")
 
 
 def _first_wrong(values: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return where the first number stands that float32 cannot hold, if there is one."""
+    """Return the position of the first number that float32 cannot hold, or None."""
     sane = np.abs(values) <= _LARGEST  # false for NaN, too
     return None if sane.all() else tuple(int(i) for i in np.argwhere(~sane)[0])
 

@@ -1,39 +1,58 @@
-"""How a run ends: completed, stopped, interrupted or failed, and what is written of it."""
+"""How a run ends: completed, stopped, interrupted or failed, and what is written about it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sysconfig
+import traceback
 import warnings
 from pathlib import Path
 
-from rl_training.errors import CheckpointError, NumericalError, RunFailedError
+import gymnasium as gym
+
+from rl_training.envs.guarded import describe
+from rl_training.errors import CheckpointError, EnvFailedError, NumericalError, RLTrainingError, RunFailedError
+from rl_training.interrupts import stop_on_signals
 from rl_training.json_output import to_json
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.checkpointing import CheckpointStore
-from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.controls import INTERRUPTED, TrainResult
 from rl_training.runtime.trainer import Trainer
 
-RESULT, POST_MORTEM = "result.json", "post_mortem"
+RESULT, TRACEBACK, POST_MORTEM = "result.json", "traceback.txt", "post_mortem"
+
+_PACKAGE = Path(__file__).parents[1]
+_LIBRARIES = [Path(folder) for folder in {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}]
 
 
 def run_to_end(trainer: Trainer, run_dir: Path) -> TrainResult:
-    """Run a trainer and write ``result.json``; a run that fails says so there, and keeps what explains it."""
-    try:
-        (run_dir / RESULT).unlink(missing_ok=True)  # whatever an earlier part of this run said of its end
-        with stop_on_signals(trainer.state):
-            trainer.run()
-    except RunFailedError as error:
-        kept = _keep_what_failed(trainer, run_dir, error)
-        _write_result(_result(trainer, run_dir, "failed", str(error)))
-        raise type(error)(f"{error}. {kept}") from error
+    """Run a trainer and write ``result.json``.
+
+    A run that fails keeps a checkpoint, ``result.json`` with status ``failed`` and the traceback in ``traceback.txt``.
+    """
     state = trainer.state
+    try:
+        for name in (RESULT, TRACEBACK):
+            (run_dir / name).unlink(missing_ok=True)  # of an earlier part of this run
+        with stop_on_signals(lambda name: state.stop(f"{INTERRUPTED} by {name}")):
+            trainer.run()
+    except CheckpointError:
+        raise  # the disk is full or gone, so nothing more can be written
+    except RLTrainingError as error:
+        error.args = (_record_failure(trainer, run_dir, error, str(error), keep=True),)
+        raise
+    except (Exception, SystemExit) as error:  # callbacks, rewards and other foreign code may raise anything
+        culprit = _culprit(error)
+        message = f"{culprit or 'training'} failed with {describe(error)}"
+        raise RunFailedError(_record_failure(trainer, run_dir, error, message, keep=culprit is not None)) from error
     reason = state.stop_reason or "unknown"
     status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
     if state.update_count == 0 and status == "completed":
         warnings.warn(
-            f"nothing was learned: {state.global_step} steps brought no update (no episode was complete, or"
+            f"nothing was learned: {state.global_step} steps led to no update (no episode was complete, or"
             " learning_starts, train_frequency and gradient_updates_per_step asked for none)",
             stacklevel=3,
         )
@@ -69,13 +88,51 @@ def _write_result(result: TrainResult) -> TrainResult:
     return result
 
 
-def _keep_what_failed(trainer: Trainer, run_dir: Path, error: RunFailedError) -> str:
-    """Save the state of a failed run and say where: apart from the good checkpoints if its numbers are wrong."""
-    step = trainer.state.global_step
-    if not isinstance(error, NumericalError):
+def _record_failure(trainer: Trainer, run_dir: Path, error: BaseException, message: str, *, keep: bool) -> str:
+    """Write what explains a failed run and return the whole message; ``keep`` saves a checkpoint."""
+    if isinstance(error, NumericalError):
+        kept = _post_mortem(trainer, run_dir)
+    else:
+        kept = _save(trainer, run_dir) if keep else _earlier(run_dir)
+    trace = error.trace if isinstance(error, EnvFailedError) else ""
+    with contextlib.suppress(OSError):
+        text = "".join([trace, *traceback.format_exception(type(error), error, error.__traceback__)])
+        (run_dir / TRACEBACK).write_text(text, encoding="utf-8", errors="backslashreplace")
+        kept += f". The traceback is in {run_dir / TRACEBACK}"
+    _write_result(_result(trainer, run_dir, "failed", message))
+    return f"{message}. {kept}"
+
+
+def _save(trainer: Trainer, run_dir: Path) -> str:
+    """Save the state of a failed run, whose numbers are good, and say so."""
+    try:
         trainer.save()
-        return f"A checkpoint was saved at step {step}: go on with rl-training resume {run_dir}"
+    except Exception as error:  # the state of a callback, or a full disk
+        return f"No checkpoint could be saved: {describe(error)}; {_earlier(run_dir)}"
+    return f"A checkpoint was saved at step {trainer.state.global_step}: go on with rl-training resume {run_dir}"
+
+
+def _post_mortem(trainer: Trainer, run_dir: Path) -> str:
+    """Save a state whose numbers are wrong apart from the good checkpoints, and say where."""
     path = CheckpointStore(run_dir / POST_MORTEM, keep=1).save(*trainer.snapshot(), None)
+    return f"It was step {trainer.state.global_step}, whose state is kept in {path}; {_earlier(run_dir)}"
+
+
+def _earlier(run_dir: Path) -> str:
     good = (run_dir / "checkpoints" / "latest").is_file()
-    again = f"the checkpoints before it are good: rl-training resume {run_dir}" if good else "no checkpoint precedes it"
-    return f"It was step {step}, whose state is kept in {path}; {again}"
+    return f"the checkpoints before it are good: rl-training resume {run_dir}" if good else "no checkpoint precedes it"
+
+
+def _culprit(error: BaseException) -> str | None:
+    """Return whose code this package called when an error was raised, or None if it was its own or a library's."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        file, owner = Path(frame.f_code.co_filename), frame.f_locals.get("self")
+        if isinstance(owner, Callback):
+            return f"callback {type(owner).__name__}"
+        if _PACKAGE in file.parents:
+            continue
+        if isinstance(owner, gym.Env):
+            return f"environment {type(owner.unwrapped).__name__}"
+        if not any(folder in file.parents for folder in _LIBRARIES):
+            return f"{frame.f_code.co_name} in {file}"
+    return None

@@ -12,6 +12,7 @@ import torch
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config, parse_config
 from rl_training.data import TransitionDataset
+from rl_training.envs.consent import approve, judge_run, mark_own_run
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.build import build_learner, build_run
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
@@ -46,7 +47,9 @@ def train(
         dataset: offline data in memory; it replaces what the configuration names.
     """
     config = complete_config(read_config(config))
+    approve(config.env_id)
     trainer, run_dir = _assemble(config, callbacks, dataset, run_name=run_name)
+    mark_own_run(run_dir, config.env_id)
     with lock_run(run_dir):
         return run_to_end(trainer, run_dir)
 
@@ -84,6 +87,7 @@ def resume(
     """
     overrides, run_dir = list(overrides), run_dir.absolute()  # an environment may change the working folder
     config = load_config(run_dir / "config.yaml", overrides)
+    judge_run(run_dir, config.env_id)
     trainer, _ = _assemble(config, callbacks, dataset, run_dir=run_dir)
     with lock_run(run_dir):
         trainer.restore()
@@ -97,6 +101,7 @@ def load_learner(checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainC
     manifest, state = read_checkpoint(checkpoint, part="learner")
     try:
         config = parse_config({**manifest["config"], "device": device}, where=str(checkpoint / "manifest.json"))
+        judge_run(checkpoint, config.env_id)
         spec = SpaceSpec.from_json(manifest["spec"])
         learner = build_learner(config, parse_run(config), spec, resolve_device(device))
         # The policy alone: optimisers and generators belong to training, and to the device it ran on.

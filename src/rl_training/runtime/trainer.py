@@ -10,12 +10,13 @@ from typing import Any, cast
 
 from rl_training.config import differences
 from rl_training.errors import CheckpointError, DatasetError
+from rl_training.interrupts import Interrupted
 from rl_training.runtime.acceleration import accelerated_update
 from rl_training.runtime.budget import Budget
 from rl_training.runtime.build import RunComponents
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore
-from rl_training.runtime.controls import TrainerState
+from rl_training.runtime.controls import INTERRUPTED, TrainerState
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
@@ -57,6 +58,7 @@ class Trainer:
         self._update = accelerated_update(self.learner)
         self._train_metrics = MetricsMean()
         self._restored_at: tuple[int, int] | None = None
+        self._restored_unevaluated = False
         self._saved_at: tuple[int, int] | None = None
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
 
@@ -78,17 +80,10 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_training_start(self)
         try:
-            if self.settings.init.init_from is not None and self._restored_at is None:
-                self._report_and_save(going_online=True)  # the loaded policy, before the first step changes it
-            while not self.state.should_stop:
-                before, pretraining = self.budget.position, self.budget.pretraining
-                if not pretraining:
-                    self._collect()
-                self._learn()
-                self._stop_at_budget()
-                for callback in self.callbacks:
-                    callback.on_step(self)
-                self._report_and_save(before, going_online=pretraining and not self.budget.pretraining)
+            try:
+                self._loop()
+            except Interrupted as request:  # the step was undone, or the evaluation is still due
+                self.state.should_stop, self.state.stop_reason = True, f"{INTERRUPTED} by {request}"
             if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
                 self.save()  # the signal came before the first step, or after this one had been reported
             self.logger.note("stop_reason", self.state.stop_reason or "", self.state.global_step)
@@ -98,6 +93,22 @@ class Trainer:
             for part in (self.collector, self.evaluator, self.logger):
                 if part is not None:
                     part.close()
+
+    def _loop(self) -> None:
+        """Collect, learn, call back, evaluate and save until something asks to stop."""
+        if self.state.report_due is not None:
+            self._report_and_save(self.state.report_due[0], going_online=self.state.report_due[1])
+        elif self.settings.init.init_from is not None and self._restored_at is None:
+            self._report_and_save(going_online=True)  # the loaded policy, before the first step changes it
+        while not self.state.should_stop:
+            before, pretraining = self.budget.position, self.budget.pretraining
+            if not pretraining:
+                self._collect()
+            self._learn()
+            self._stop_at_budget()
+            for callback in self.callbacks:
+                callback.on_step(self)
+            self._report_and_save(before, going_online=pretraining and not self.budget.pretraining)
 
     def restore(self) -> None:
         """Continue from the latest checkpoint: everything that decides the steps to come is restored."""
@@ -129,6 +140,7 @@ class Trainer:
             raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
         self.store.discard_newer()
         self._restored_at = (self.state.global_step, self.state.update_count)
+        self._restored_unevaluated = self.state.report_due is not None
         if changed and self.replay is not None:
             for index in changed:
                 self.replay.discard_open_episode(index)
@@ -191,7 +203,11 @@ class Trainer:
         saving = going_online or self._crossed(before, settings.checkpoint_interval)
         if logging or saving or state.should_stop:
             require_finite_learner(self.learner, self._train_metrics.last)
-        is_best = evaluating and self.evaluator is not None and self._evaluate(self.evaluator)
+        is_best = False
+        if evaluating and self.evaluator is not None:
+            state.report_due = (before, going_online)  # stays due if the evaluation is cut off
+            is_best = self._evaluate(self.evaluator)
+            state.report_due = None
         if logging:
             self._log()
         if saving or is_best or state.should_stop:
@@ -218,8 +234,11 @@ class Trainer:
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint of everything ``restore`` needs."""
-        self.store.save(*self.snapshot(), self.replay, best=best)
-        self._saved_at = (self.state.global_step, self.state.update_count)
+        position = (self.state.global_step, self.state.update_count)
+        # A checkpoint whose evaluation was still due is written again once that is done.
+        again = self._restored_unevaluated and position == self._restored_at
+        self.store.save(*self.snapshot(), self.replay, best=best, replace=again)
+        self._saved_at = position
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the state, without replay rows, and the metadata of its manifest."""

@@ -23,8 +23,9 @@ from rl_training.data.dataset_loaders import (
 from rl_training.data.formats.minari_store import PREFIX, check_new
 from rl_training.data.formats.storage import local_path
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.envs.factory import make_env, space_spec
+from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import extract_goal_parts, is_goal_space
+from rl_training.envs.play import play
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.tools.controllers import scripted_controller
 from rl_training.tools.repair import repair_transitions
@@ -63,7 +64,7 @@ def convert_dataset(
     check_target(target)
     env_spec = None
     if env_id is not None:
-        env = make_env(env_id, env_kwargs)
+        env = make_raw_env(env_id, env_kwargs)
         env_spec = env.spec
         env.close()
     arrays: Mapping[str, Any] = read_dataset(source, kind=kind, rename=rename)
@@ -136,7 +137,7 @@ def collect_dataset(
     if env_id is None:
         raise ConfigError(f"--env is required with --policy {policy}")
     controller = scripted_controller(env_id) if str(policy) == "scripted" else None
-    env = make_env(env_id, env_kwargs, raw_reward=True)
+    env = make_raw_env(env_id, env_kwargs)
     try:
         spec = space_spec(env)
         if spec.is_discrete and noise > 1:
@@ -182,32 +183,32 @@ def _noisy(predict: Callable[..., Array], spec: SpaceSpec, noise: float, rng: np
 
 
 def _play(env: gym.Env[Any, Any], act: Policy, episodes: int, seed: int, progress_bar: bool) -> dict[str, Array]:
-    """Play episodes, each with a seed of its own, and return the rows."""
+    """Play episodes, each with its own seed, and return the rows."""
     goal_task = is_goal_space(env.observation_space)
     names = ("observations", "achieved_goals", "desired_goals") if goal_task else ("observations",)
     lists: dict[str, list[Any]] = {}
 
-    def note(**values: Any) -> None:
+    def add(**values: Any) -> None:
         for name, value in values.items():
             lists.setdefault(name, []).append(value)
 
-    def observed(observation: Any, prefix: str = "") -> dict[str, Array]:
-        parts = extract_goal_parts(observation) if goal_task else (np.array(observation, np.float32),)
-        return {f"{prefix}{name}": np.array(part) for name, part in zip(names, parts, strict=True)}
+    def parts(observation: Any, prefix: str = "") -> dict[str, Array]:
+        arrays = extract_goal_parts(observation) if goal_task else (np.array(observation, np.float32),)
+        return {f"{prefix}{name}": np.array(array) for name, array in zip(names, arrays, strict=True)}
 
+    def choose(observation: Any) -> Any:
+        action = np.array(act(observation))
+        # The row is recorded before the step: the environment may reuse the arrays of the observation.
+        add(actions=action, **parts(observation))
+        return action if action.ndim else action[()]
+
+    seeds = (int(np.random.SeedSequence([seed, _COLLECTION, i]).generate_state(1)[0]) for i in range(episodes))
     with _progress(episodes, progress_bar) as advance:
-        for episode in range(episodes):
-            episode_seed = np.random.SeedSequence([seed, _COLLECTION, episode]).generate_state(1)[0]
-            observation, _ = env.reset(seed=int(episode_seed))
-            done = False
-            while not done:
-                action = np.array(act(observation))
-                note(actions=action, **observed(observation))
-                observation, reward, terminated, truncated, _ = env.step(action if action.ndim else action[()])
-                done = bool(terminated or truncated)
-                note(rewards=float(reward), terminated=bool(terminated), truncated=bool(truncated))
-                note(**observed(observation, "next_"))
-            advance(len(lists["rewards"]))
+        for step in play(env, choose, seeds):
+            add(rewards=step.reward, terminated=step.terminated, truncated=step.truncated)
+            add(**parts(step.next_observation, "next_"))
+            if step.done:
+                advance(len(lists["rewards"]))
     return {name: np.asarray(values) for name, values in lists.items()}
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl_training.data.column_checks import FLAGS, REQUIRED, is_finite
 from rl_training.data.formats.columns import label_of
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.envs.factory import make_env, space_spec
+from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import GoalFunctions
 from rl_training.errors import DatasetError
 from rl_training.types import SpaceSpec
@@ -37,7 +37,7 @@ class Task:
     @classmethod
     def of(cls, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Task:
         """Make an environment and read what can be compared with data; ``close`` it afterwards."""
-        env = make_env(env_id, env_kwargs, raw_reward=True)
+        env = make_raw_env(env_id, env_kwargs)
         spec = space_spec(env)
         limits = [env.spec.max_episode_steps if env.spec is not None else None]
         limits += [

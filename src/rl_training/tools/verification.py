@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -13,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl_training.config import TrainConfig, differences, parse_config
+from rl_training.envs.consent import judge_run
 from rl_training.envs.factory import make_env
 from rl_training.envs.goals import flatten_goal_observation
+from rl_training.envs.play import play
 from rl_training.errors import CheckpointError, DamagedCheckpointError
+from rl_training.interrupts import Interrupted
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, read_whole, resolve_checkpoint
@@ -66,6 +71,7 @@ def verify_run(run_dir: Path) -> Verification:
     """
     run_dir = run_dir.absolute()  # an environment may change the working folder
     newest, damage = _newest_intact(run_dir)
+    judge_run(run_dir, read_manifest(newest[0])["config"].get("env_id"))  # before the run is copied
     if damage:
         warnings.warn(f"{'; '.join(damage)}; verifying {newest[0].name}, the newest intact one", stacklevel=2)
     found = None
@@ -129,7 +135,7 @@ def _go_on(copy: Path, config: TrainConfig, step: int | None = None, updates: in
     stop = [] if step is None else [_StopAt(step, updates)]
     result = resume(copy, stop)
     if result.status == "interrupted" and "verification" not in result.stop_reason:
-        raise KeyboardInterrupt  # a signal interrupted the run: stop the verification
+        raise Interrupted(result.stop_reason.rpartition(" ")[2])  # a signal: it was meant for the verification
 
 
 @contextlib.contextmanager
@@ -199,21 +205,19 @@ def _reasons(config: TrainConfig, then: dict[str, Any], now: dict[str, Any]) -> 
 
 
 def _repeats(env_id: str, env_kwargs: dict[str, Any], seed: int, steps: int = 200) -> bool:
-    """Play the same actions from the same seed twice and return whether observations and rewards are the same."""
-    played = []
-    for _ in range(2):
-        env = make_env(env_id, env_kwargs)
+    """Play the same actions from the same seed twice and return whether the results are equal."""
+    one, two = (_random_steps(env_id, env_kwargs, seed, steps) for _ in range(2))
+    return np.array_equal(one, two, equal_nan=True)
+
+
+def _random_steps(env_id: str, env_kwargs: dict[str, Any], seed: int, steps: int) -> NDArray[np.float64]:
+    """Return the observations, rewards and terminations of random play, one after another."""
+    rows: list[Any] = []
+    with contextlib.closing(make_env(env_id, env_kwargs)) as env:
         env.action_space.seed(seed)
-        seen: list[Any] = []
-        try:
-            observation, _ = env.reset(seed=seed)
-            for _ in range(steps):
-                flat = flatten_goal_observation(observation) if isinstance(observation, dict) else observation
-                observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-                seen += [*np.ravel(flat), reward, terminated]
-                if terminated or truncated:
-                    observation, _ = env.reset(seed=seed)
-        finally:
-            env.close()
-        played.append(np.asarray(seen, dtype=np.float64))
-    return np.array_equal(played[0], played[1], equal_nan=True)
+        played = play(env, lambda _: env.action_space.sample(), itertools.repeat(seed))
+        for step in itertools.islice(played, steps):
+            observation = step.observation
+            flat = flatten_goal_observation(observation) if isinstance(observation, dict) else observation
+            rows += [*np.ravel(flat), step.reward, step.terminated]
+    return np.asarray(rows, dtype=np.float64)

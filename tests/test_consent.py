@@ -1,0 +1,152 @@
+"""No code is imported that the user did not name: not from the current folder, and not for a stranger's run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_cli import tiny
+
+TASK = """
+import gymnasium as gym, pathlib
+pathlib.Path("imported").touch()
+gym.register("Mine-v0", entry_point="rl_training.envs.builtin:PointGoal1DEnv")
+"""
+
+
+class Folder:
+    """A current folder with a task of one's own, and a home."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        (path / "my_task.py").write_text(TASK)
+        self.environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(path / "state"),
+            "XDG_CONFIG_HOME": str(path / "config"),
+        }
+
+    def run(self, *arguments: object, code: int = 0, imported: bool | None = None) -> subprocess.CompletedProcess[str]:
+        (self.path / "imported").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "rl_training", *map(str, arguments)]
+        done = subprocess.run(command, cwd=self.path, env=self.environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        if imported is not None:
+            assert (self.path / "imported").exists() is imported
+        return done
+
+    def train(self) -> Path:
+        self.run("train", "her/point_goal", *tiny("env_id=my_task:Mine-v0"), "--output-dir", "runs", imported=True)
+        (run_dir,) = (self.path / "runs").iterdir()
+        return run_dir
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, Path]:
+    folder = Folder(tmp_path_factory.mktemp("mine") / "here")
+    return folder, folder.train()
+
+
+COMMANDS = {
+    "resume": ("resume", "RUN"),
+    "verify": ("resume", "RUN", "--verify"),
+    "evaluate": ("evaluate", "RUN", "--episodes", 1),
+    "collect": ("data", "collect", "--policy", "RUN", "--episodes", 1, "-o", "x.npz"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_strangers_run_imports_nothing_without_consent(mine, tmp_path, command) -> None:
+    _, theirs = mine
+    me = Folder(tmp_path / "me")
+    run_dir = shutil.copytree(theirs, me.path / "received")
+    arguments = [run_dir if part == "RUN" else part for part in COMMANDS[command]]
+    err = me.run(*arguments, code=2, imported=False).stderr
+    assert err.startswith("error: ")
+    for word in (str(run_dir), "'my_task:Mine-v0'", "--trust", "trusted.txt"):
+        assert word in err
+    me.run(*arguments, "--trust", imported=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ones_own_run_needs_no_consent(mine, command) -> None:
+    folder, run_dir = mine
+    folder.run(*[run_dir if part == "RUN" else part for part in COMMANDS[command]], imported=True)
+
+
+def test_a_copy_of_ones_own_run_is_not_trusted(mine) -> None:
+    folder, run_dir = mine
+    copy = shutil.copytree(run_dir, folder.path / "copy")
+    folder.run("evaluate", copy, "--episodes", 1, code=2, imported=False)
+
+
+def test_an_edited_module_is_not_trusted(mine, tmp_path) -> None:
+    folder, run_dir = mine
+    (folder.path / "other_task.py").write_text(TASK)
+    text = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(text.replace("my_task:", "other_task:"))
+    try:
+        folder.run("resume", run_dir, code=2, imported=False)
+    finally:
+        (run_dir / "config.yaml").write_text(text)
+
+
+def test_a_list_of_modules_is_consent(mine, tmp_path) -> None:
+    _, theirs = mine
+    me = Folder(tmp_path / "me")
+    (me.path / "config" / "rl_training").mkdir(parents=True)
+    (me.path / "config" / "rl_training" / "trusted.txt").write_text("numpy\nmy_task\n")
+    me.run("evaluate", theirs, "--episodes", 1, imported=True)
+
+
+def test_report_and_predict_never_import(mine, tmp_path) -> None:
+    _, theirs = mine
+    me = Folder(tmp_path / "me")
+    me.run("report", theirs, "-o", "page.html", imported=False)
+    (me.path / "obs.jsonl").write_text("")
+    me.run("predict", theirs, "--obs", "obs.jsonl", imported=False)
+
+
+def test_a_home_that_cannot_be_written_does_not_matter(tmp_path) -> None:
+    folder = Folder(tmp_path / "me")
+    folder.environment["XDG_STATE_HOME"] = "/dev/null/state"
+    folder.run("evaluate", folder.train(), "--episodes", 1, code=2, imported=False)
+
+
+@pytest.mark.parametrize("name", ["gymnasium", "torch", "yaml", "typer", "numpy", "signal", "json"])
+def test_modules_of_the_current_folder_do_not_replace_installed_ones(tmp_path, name) -> None:
+    folder = Folder(tmp_path / "me")
+    (folder.path / f"{name}.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
+    for command in (("doctor",), ("presets",), ("check-env", "my_task:Mine-v0")):
+        (folder.path / "my_task.py").write_text(TASK.replace('pathlib.Path("imported").touch()', ""))
+        folder.run(*command, imported=False)
+
+
+def test_the_current_folder_is_on_the_path_only_for_the_module(tmp_path, monkeypatch) -> None:
+    from rl_training.envs.factory import make_env
+
+    (tmp_path / "passing_by.py").write_text(
+        "import sys, gymnasium as gym\n"
+        "PATH = list(sys.path)\n"
+        "gym.register('Passing-v0', entry_point='rl_training.envs.builtin:PointGoal1DEnv')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = list(sys.path)
+    make_env("passing_by:Passing-v0").close()
+    assert sys.path == before
+    assert [*before, str(tmp_path)] == sys.modules["passing_by"].PATH  # after all others
+
+
+def test_a_module_that_is_missing_its_registration_is_named(tmp_path) -> None:
+    folder = Folder(tmp_path / "me")
+    err = folder.run("check-env", "my_task:Qxz-v7", code=2).stderr
+    assert "no such environment; the module 'my_task' does not register it" in err
+    assert "your own is written module:Name" in folder.run("check-env", "Qxzzz", code=2).stderr
