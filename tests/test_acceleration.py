@@ -30,7 +30,7 @@ LEARNERS = [
 ]
 
 
-def random_batch(spec: SpaceSpec, device: str, seed: int, size: int = 32, prior_rows: int = 16) -> Batch:
+def random_batch(spec: SpaceSpec, device: str, seed: int, size: int = 32, offline_rows: int = 16) -> Batch:
     g = torch.Generator().manual_seed(seed)
     actions = torch.rand(size, spec.action_dim, generator=g) * 2 - 1
     if spec.num_actions is not None:
@@ -43,7 +43,7 @@ def random_batch(spec: SpaceSpec, device: str, seed: int, size: int = 32, prior_
         (torch.rand(size, generator=g) < 0.2).float(),
         -torch.rand(size, generator=g) * 10,
     )
-    return Batch(*(tensor.to(device) for tensor in tensors), prior_rows=prior_rows)
+    return Batch(*(tensor.to(device) for tensor in tensors), offline_rows=offline_rows)
 
 
 @pytest.mark.parametrize(("learner_type", "spec", "options"), LEARNERS)
@@ -152,12 +152,12 @@ def test_batches_of_every_form_have_their_own_graph():
     plain, recorded = pair(SAC, CONTINUOUS, {})
     update = accelerated_update(recorded)
     for seed in range(6 * (_MOST_GRAPHS + 4)):
-        batch = random_batch(CONTINUOUS, "cuda", seed, prior_rows=seed % (_MOST_GRAPHS + 4))
+        batch = random_batch(CONTINUOUS, "cuda", seed, offline_rows=seed % (_MOST_GRAPHS + 4))
         plain.update(batch)
         update(batch)
     assert len(update.__self__._graphs) == _MOST_GRAPHS
     for seed, size in enumerate([8, 16, 8, 16] * 4):
-        batch = random_batch(CONTINUOUS, "cuda", seed, size, prior_rows=0)
+        batch = random_batch(CONTINUOUS, "cuda", seed, size, offline_rows=0)
         plain.update(batch)
         update(batch)
     assert_same(plain, recorded)

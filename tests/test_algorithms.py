@@ -56,7 +56,7 @@ def random_batch(spec: SpaceSpec, size: int = 32, seed: int = 0) -> Batch:
         next_observations=torch.randn(size, spec.policy_dim, generator=g),
         terminated=(torch.rand(size, generator=g) < 0.2).float(),
         returns=-torch.rand(size, generator=g) * 10,
-        prior_rows=size // 2,
+        offline_rows=size // 2,
     )
 
 

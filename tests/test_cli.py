@@ -247,7 +247,8 @@ class TestInterruption:
         """A terminal sends SIGINT to every process of the group, those of asynchronous environments included."""
         sets = tiny("total_timesteps=1000000", "num_envs=2", f"env_kwargs.vectorization={vectorization}")
         process = command_group("train", "her/point_goal", *sets, "--output-dir", tmp_path, "--json")
-        assert process.stderr.readline().startswith("step 60 of 1,000,000")
+        assert process.stderr.readline().startswith("run folder")
+        assert ": step 60 of 1,000,000" in process.stderr.readline()
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 3, err
@@ -320,7 +321,7 @@ BAD_SETTINGS: list[tuple[str, list[str], list[str]]] = [
     ("unknown algorithm", ["algo=hre"], ["algo = 'hre'", "'her'"]),
     ("unknown backend", ["algo_kwargs.backend=dddpg"], ["algo_kwargs.backend = 'dddpg'", "'ddpg'"]),
     ("no goals", ["env_id=Pendulum-v1"], ["env_id", "Pendulum-v1", "desired_goal"]),
-    ("backend for indices", ["algo_kwargs.backend=dqn"], ["backend", "ddpg, td3 or sac"]),
+    ("backend for indices", ["algo_kwargs.backend=dqn"], ["backend", "ddpg, td3, sac"]),
     ("unknown environment", ["env_id=CartPole-v9"], ["env_id 'CartPole-v9'", "'CartPole-v1'"]),
     ("environment without its namespace", ["env_id=PointGoal1D-v0"], [f"'{POINT}'"]),
     ("unknown module", ["env_id=nowhere:Env-v0"], ["env_id 'nowhere:Env-v0'", "nowhere"]),
@@ -364,7 +365,7 @@ class TestBadInput:
         [
             ("ddpg/pendulum", "CartPole-v1", ["algo", "discrete", "dqn"]),
             ("sac/pendulum", "CartPole-v1", ["algo", "discrete", "dqn"]),
-            ("dqn/cartpole", "Pendulum-v1", ["algo", "continuous", "ddpg, td3 or sac"]),
+            ("dqn/cartpole", "Pendulum-v1", ["algo", "continuous", "ddpg, td3, sac"]),
         ],
     )
     def test_actions_that_do_not_suit_the_algorithm(

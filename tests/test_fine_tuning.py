@@ -603,7 +603,7 @@ def test_the_returns_of_a_time_out_never_exceed_what_the_policy_can_be_worth(low
 def test_a_calibrated_run_samples_discounted_transformed_returns(studio, tmp_path):
     class Look(Callback):
         def on_training_end(self, trainer):
-            self.prior, self.batch = trainer.experience.prior, trainer.experience.sample(8)
+            self.prior, self.batch = trainer.experience.offline, trainer.experience.sample(8)
 
     look = Look()
     kwargs = {"calibrated": True, "gamma": 0.8, "reward_scale": 0.1, "dataset_path": str(studio.data(PENDULUM))}
@@ -664,7 +664,7 @@ def test_cql_imitates_all_rows_of_logged_data():
     batch = logged.sample(7)
     errors = (learner.act(batch.observations) - batch.actions).square().mean(dim=1)
     torch.testing.assert_close(learner.actor_loss(batch)[-1]["train/bc_loss"], errors.mean())
-    mixed = learner.actor_loss(batch._replace(prior_rows=5))[-1]
+    mixed = learner.actor_loss(batch._replace(offline_rows=5))[-1]
     torch.testing.assert_close(mixed["train/bc_loss"], errors[:5].mean())
 
 

@@ -95,7 +95,7 @@ def test_only_the_asked_share_gets_new_goals(recorded):
     kept = (batch.observations[:, 2:].numpy() == recorded["desired_goals"][rows]).all(axis=1)
     assert not kept[:100].any()
     assert kept[100:].all()
-    assert batch.prior_rows == 200
+    assert batch.offline_rows == 200
 
 
 def test_rewards_are_the_environments_whatever_was_recorded(recorded):
@@ -335,18 +335,18 @@ def test_online_prior_and_fresh_episodes_are_both_relabelled(her):
     # No waiting for a first episode: prior data is there from the start.
     assert (result.global_step, result.update_count) == (100, 10 + 90)
     assert isinstance(watch.experience, Mixture)
-    assert isinstance(watch.experience.prior, HindsightDataset)
-    assert isinstance(watch.experience.fresh, HERReplayBuffer)
-    assert not isinstance(watch.experience.fresh, HindsightDataset)
+    assert isinstance(watch.experience.offline, HindsightDataset)
+    assert isinstance(watch.experience.online, HERReplayBuffer)
+    assert not isinstance(watch.experience.online, HindsightDataset)
     batch = watch.experience.sample(160)
-    assert batch.prior_rows == 40
+    assert batch.offline_rows == 40
     for part in (batch.rewards[:40], batch.rewards[40:]):
         assert set(part.tolist()) == {0.0, 1.0}  # the shifted reward, in both parts, and successes in both
     assert watch.learner.value_bounds == pytest.approx((0.0, 100.0))
     rows = read_metrics(result.run_dir / "metrics.csv")
     assert rows[0]["train/offline_share"] == 1.0
     assert rows[-1]["train/offline_share"] == 0.25
-    assert {"train/q_prior", "train/q_fresh", "train/bc_loss", "eval/success_rate"} <= rows[-1].keys()
+    assert {"train/q_offline", "train/q_online", "train/bc_loss", "eval/success_rate"} <= rows[-1].keys()
 
 
 def test_the_normaliser_knows_the_goals_that_hindsight_makes_of_demonstrations_with_one_goal(her, recorded, tmp_path):

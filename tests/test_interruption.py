@@ -18,6 +18,7 @@ import pytest
 from rl_training.runtime import checkpointing, trainer
 from rl_training.runtime.checkpoint_files import read_manifest
 from rl_training.runtime.checkpointing import resolve_checkpoint
+from rl_training.runtime.collector import Collector
 from rl_training.tools.comparison import full_state, state_differences
 from test_cli import Answer, Run, run, tiny, train
 
@@ -49,7 +50,7 @@ def signal_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int,
 
 
 MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
-    "collection": (trainer.Collector, "step", 70, False),
+    "collection": (Collector, "step", 70, False),
     "an update": (trainer.Trainer, "_learn", 70, False),
     "evaluation": (trainer.Evaluator, "run", 1, False),
     "logging": (trainer.MetricsLogger, "flush", 2, False),

@@ -55,7 +55,7 @@ def test_the_share_is_right_in_every_batch_and_over_all_of_them(ratio, size, bat
     source, total = mixture(ratio), 0
     for number in range(1, batches + 1):
         batch = source.sample(size)
-        count = batch.prior_rows
+        count = batch.offline_rows
         assert len(batch.rewards) == size
         # Prior rows come first, and as many as the batch says.
         assert (batch.rewards[:count] == PRIOR).all()
@@ -76,7 +76,7 @@ def test_ratio_and_batch_size_may_change_from_batch_to_batch(plan):
     source, carried, total, wanted = mixture(0.5), 0.0, 0, 0.0
     for ratio, size in plan:
         source.ratio = ratio
-        count = source.sample(size).prior_rows
+        count = source.sample(size).offline_rows
         assert count == min(size, max(0, round(ratio * size + carried)))
         carried += ratio * size - count
         total, wanted = total + count, wanted + ratio * size
@@ -89,12 +89,12 @@ def test_all_rows_are_prior_ones_until_there_is_something_fresh(ratio, size):
     source = mixture(ratio, fresh_rows=0)
     for _ in range(3):
         batch = source.sample(size)
-        assert batch.prior_rows == size
+        assert batch.offline_rows == size
         assert (batch.rewards == PRIOR).all()
     assert source.take_share() == 1.0
-    source.fresh = fresh_buffer()
+    source.online = fresh_buffer()
     # What came before leaves no debt: the first mixed batch is the one the ratio asks for.
-    assert source.sample(size).prior_rows == round(ratio * size)
+    assert source.sample(size).offline_rows == round(ratio * size)
 
 
 def test_sampling_without_any_rows_says_what_to_do():
@@ -106,15 +106,15 @@ def test_sampling_without_any_rows_says_what_to_do():
 
 def test_at_a_ratio_of_0_prior_rows_are_no_reason_to_begin():
     assert len(mixture(0.0, fresh_rows=0)) == 0
-    assert len(mixture(0.0)) == len(mixture(0.0).fresh)
-    assert len(mixture(0.1, fresh_rows=0)) == len(mixture(0.1).prior)
+    assert len(mixture(0.0)) == len(mixture(0.0).online)
+    assert len(mixture(0.1, fresh_rows=0)) == len(mixture(0.1).offline)
 
 
 def test_one_third_takes_turns():
     source = mixture(1 / 3)
-    assert [source.sample(4).prior_rows for _ in range(6)] == [1, 2, 1, 1, 2, 1]
-    assert [mixture(0.5).sample(256).prior_rows, mixture(0.0).sample(9).prior_rows] == [128, 0]
-    assert mixture(1.0).sample(9).prior_rows == 9
+    assert [source.sample(4).offline_rows for _ in range(6)] == [1, 2, 1, 1, 2, 1]
+    assert [mixture(0.5).sample(256).offline_rows, mixture(0.0).sample(9).offline_rows] == [128, 0]
+    assert mixture(1.0).sample(9).offline_rows == 9
 
 
 def test_the_share_is_counted_from_one_question_to_the_next():
@@ -150,7 +150,7 @@ def test_a_restored_mixture_draws_the_same(ratio, size, before, with_rows):
     other.load_state_dict(state)
     for batch in expected:
         again = other.sample(size)
-        assert again.prior_rows == batch.prior_rows
+        assert again.offline_rows == batch.offline_rows
         for name in ("observations", "actions", "rewards", "next_observations", "terminated"):
             assert torch.equal(getattr(again, name), getattr(batch, name)), name
     assert other.take_share() == share
@@ -182,6 +182,6 @@ def test_joining_keeps_returns_that_are_known():
     first, second = prior.sample(3), fresh.sample(2)
     batch = join(first, second)
     assert torch.equal(batch.returns, torch.cat([first.returns, second.returns]))
-    assert batch.prior_rows == 3
+    assert batch.offline_rows == 3
     for name in ("observations", "actions", "rewards", "next_observations", "terminated"):
         assert torch.equal(getattr(batch, name), torch.cat([getattr(first, name), getattr(second, name)])), name

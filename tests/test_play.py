@@ -11,12 +11,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rl_training.envs.factory import make_env, space_spec
+from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.play import play
 from rl_training.errors import EnvError
 from rl_training.interrupts import Interrupted, OutOfTimeError, TimeLimit, stop_on_signals
-from rl_training.runtime.collector import episode_seed, random_actions
+from rl_training.runtime.collector import random_actions
 from rl_training.runtime.random_play import play_at_random
+from rl_training.seeding import stream_seed
 
 
 class Endless(gym.Env):
@@ -77,13 +78,13 @@ def test_a_request_to_stop_ends_the_play() -> None:
 
 def reference(env_id: str, env_kwargs: dict[str, Any], transitions: int, seed: int) -> dict[str, list[Any]]:
     """Random play as it was written before there was one loop: runs made then must find the same data."""
-    env = make_env(env_id, env_kwargs)
+    env = make_raw_env(env_id, env_kwargs)
     spec, rng = space_spec(env), np.random.default_rng(np.random.SeedSequence([seed, 2]))
     rows: dict[str, list[Any]] = {"observations": [], "actions": [], "rewards": [], "terminated": [], "truncated": []}
     episode, done, observation = 0, True, None
     while len(rows["rewards"]) < transitions:
         if done:
-            observation, _ = env.reset(seed=episode_seed(seed, 2**21, episode))
+            observation, _ = env.reset(seed=stream_seed(seed, 2**21, episode))
             episode += 1
         action = spec.to_env(random_actions(spec, rng, 1))[0]
         following, reward, terminated, truncated, _ = env.step(action)

@@ -30,7 +30,7 @@ from rl_training.envs import (
 )
 from rl_training.envs.factory import split_env_kwargs
 from rl_training.errors import ConfigError
-from rl_training.runtime import train_her
+from rl_training.runtime import Callback, train_her
 from rl_training.runtime.logging import read_metrics
 from rl_training.types import SpaceSpec
 
@@ -139,11 +139,11 @@ class TestConfiguration:
         assert set(rewards_of(make_raw_env(POINT, kwargs), 50)) <= {0.0, -1.0}
         assert set(rewards_of(make_env(POINT, kwargs), 50)) <= {0.0, -100.0}
 
-    def test_vector_environments_pay_the_transformed_reward(self) -> None:
+    def test_environments_that_collect_pay_their_own_reward(self) -> None:
         envs = make_vector_env(POINT, {"wrappers": {"reward": {"scale": 0.0, "shift": 7.0}}}, 2)
         envs.reset(seed=[0, 1])
         _, rewards, *_ = envs.step(np.zeros((2, 1), np.float32))
-        assert rewards.tolist() == [7.0, 7.0]
+        assert rewards.tolist() == [-1.0, -1.0]  # the buffer transforms
         envs.close()
 
     def test_other_environments_are_unchanged(self) -> None:
@@ -305,7 +305,15 @@ class TestRelabelling:
 
     def test_a_run_learns_from_the_transformed_and_reports_the_raw_reward(self, tiny_config: Any) -> None:
         config = tiny_config(env_kwargs={"wrappers": {"reward": {"scale": 1000.0}}})
-        result = train_her(config)
+        seen: list[float] = []
+
+        class Look(Callback):
+            def on_training_end(self, trainer: Any) -> None:
+                seen.extend(trainer.experience.sample(64).rewards.tolist())
+
+        result = train_her(config, callbacks=[Look()])
+        assert set(seen) <= {-1000.0, 0.0}
+        assert -1000.0 in seen
         assert -50.0 <= result.metrics["eval/mean_reward"] <= 0.0
         returns = [
             row["rollout/ep_rew_mean"]
@@ -313,4 +321,4 @@ class TestRelabelling:
             if "rollout/ep_rew_mean" in row
         ]
         assert returns
-        assert min(returns) < -50.0
+        assert min(returns) >= -50.0  # raw, as the evaluation is

@@ -96,9 +96,9 @@ def test_rlpd_trainer_smoke(rlpd):
     assert (result.status, result.stop_reason) == ("completed", "total_timesteps")
     assert (result.global_step, result.update_count) == (100, 30 + 2 * 80)
     assert isinstance(watch.experience, Mixture)
-    assert isinstance(watch.experience.prior, TransitionDataset)
-    assert isinstance(watch.experience.fresh, ReplayBuffer)
-    assert (len(watch.experience.prior), len(watch.experience.fresh)) == (200, 100)
+    assert isinstance(watch.experience.offline, TransitionDataset)
+    assert isinstance(watch.experience.online, ReplayBuffer)
+    assert (len(watch.experience.offline), len(watch.experience.online)) == (200, 100)
     assert watch.learner.settings.policy_delay == 2
 
     rows = read_metrics(result.run_dir / "metrics.csv")
@@ -107,12 +107,12 @@ def test_rlpd_trainer_smoke(rlpd):
     assert shares[20, 30] is None  # nothing drawn while the first steps are collected
     assert {shares[step, 30 + 2 * (step - 20)] for step in (40, 60, 80, 100)} == {0.25}
     last = rows[-1]
-    assert {"train/q_prior", "train/q_fresh", "train/q_mean", "train/critic_loss", "train/actor_loss"} <= last.keys()
+    assert {"train/q_offline", "train/q_online", "train/q_mean", "train/critic_loss", "train/actor_loss"} <= last.keys()
     assert all(np.isfinite(value) for value in last.values())
-    assert "train/q_fresh" not in rows[0]
+    assert "train/q_online" not in rows[0]
     # The mean of all rows is that of both parts, by their share.
     assert last["train/q_mean"] == pytest.approx(
-        0.25 * last["train/q_prior"] + 0.75 * last["train/q_fresh"], rel=1e-3, abs=1e-4
+        0.25 * last["train/q_offline"] + 0.75 * last["train/q_online"], rel=1e-3, abs=1e-4
     )
 
     for name in ("config.yaml", "report.html", "checkpoints/latest", "checkpoints/best"):
@@ -159,7 +159,7 @@ def test_pretraining_learns_from_prior_rows_alone(rlpd):
             update = trainer._update
 
             def watching(batch):
-                Rows.seen = (*Rows.seen, batch.prior_rows)
+                Rows.seen = (*Rows.seen, batch.offline_rows)
                 return update(batch)
 
             trainer._update = watching
@@ -290,7 +290,7 @@ def test_an_automatic_scale_is_that_of_the_prior_data(rlpd, file):
     watch, plain = Watch(), Watch()
     train_rlpd(rlpd(algo_kwargs={"reward_scale": "auto", "max_updates": 5}), callbacks=[watch])
     train_rlpd(rlpd(algo_kwargs={"max_updates": 5}), callbacks=[plain])
-    returns = plain.experience.prior.episode_returns
+    returns = plain.experience.offline.episode_returns
     scale = 1000 / (returns.max() - returns.min())
     for source in ("prior", "fresh"):
         rewards, raw = (getattr(w.experience, source).sample(20).rewards for w in (watch, plain))

@@ -17,7 +17,7 @@ SPEC = SpaceSpec(observation_dim=3, action_dim=2)
 SMALL = {"hidden_sizes": [16, 16], "policy_delay": 4}
 
 
-def random_batch(size: int = 24, seed: int = 0, prior_rows: int = 0, spec: SpaceSpec = SPEC) -> Batch:
+def random_batch(size: int = 24, seed: int = 0, offline_rows: int = 0, spec: SpaceSpec = SPEC) -> Batch:
     g = torch.Generator().manual_seed(seed)
     return Batch(
         observations=torch.randn(size, spec.policy_dim, generator=g),
@@ -25,7 +25,7 @@ def random_batch(size: int = 24, seed: int = 0, prior_rows: int = 0, spec: Space
         rewards=torch.randn(size, generator=g),
         next_observations=torch.randn(size, spec.policy_dim, generator=g),
         terminated=(torch.rand(size, generator=g) < 0.3).float(),
-        prior_rows=prior_rows,
+        offline_rows=offline_rows,
     )
 
 
@@ -253,14 +253,14 @@ def test_the_loss_is_that_of_an_update_with_normalised_observations_too():
 
 
 def test_values_of_prior_and_fresh_rows_are_told_apart():
-    learner, batch = RLPD(SPEC, SMALL), random_batch(prior_rows=10)
+    learner, batch = RLPD(SPEC, SMALL), random_batch(offline_rows=10)
     values = learner.model.critic(batch.observations, batch.actions).detach()
     metrics = learner.update(batch)
-    torch.testing.assert_close(metrics["train/q_prior"], values[:, :10].mean())
-    torch.testing.assert_close(metrics["train/q_fresh"], values[:, 10:].mean())
+    torch.testing.assert_close(metrics["train/q_offline"], values[:, :10].mean())
+    torch.testing.assert_close(metrics["train/q_online"], values[:, 10:].mean())
     torch.testing.assert_close(metrics["train/q_mean"], values.mean())
-    assert "train/q_prior" not in learner.update(random_batch())
-    assert not {"train/q_prior", "train/q_fresh"} & learner.update(random_batch(prior_rows=24)).keys()
+    assert "train/q_offline" not in learner.update(random_batch())
+    assert not {"train/q_offline", "train/q_online"} & learner.update(random_batch(offline_rows=24)).keys()
 
 
 # Demonstrations
@@ -294,16 +294,16 @@ def mode(learner, observations: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("q_filter", [False, True])
 @pytest.mark.parametrize(("learner_type", "options"), DEMONSTRATORS)
 def test_the_actor_is_drawn_to_prior_actions(learner_type, options, q_filter):
-    batch = random_batch(prior_rows=12)
+    batch = random_batch(offline_rows=12)
     batch = batch._replace(actions=torch.tensor([0.9, -0.7]).expand_as(batch.actions))
     settings = {"hidden_sizes": [16, 16], "policy_delay": 1, "learning_rate": 3e-3, "bc_q_filter": q_filter}
 
-    def distance(bc_weight: float, prior_rows: int) -> float:
+    def distance(bc_weight: float, offline_rows: int) -> float:
         learner = learner_type(SPEC, settings | options | {"bc_weight": bc_weight})
         # Values rise with the first action, so the filter lets all of these demonstrations pass; the critics stay.
         learner.model.critic = ByAction(learner.settings.num_critics, torch.full((12,), 1e-3))
         for _ in range(60):
-            loss = learner.actor_loss(batch._replace(prior_rows=prior_rows))[0]
+            loss = learner.actor_loss(batch._replace(offline_rows=offline_rows))[0]
             learner._minimize(loss, learner.actor_optimizer)
         return (mode(learner, batch.observations)[:12, 1] + 0.7).abs().mean().item()  # they do not value this one
 
@@ -316,7 +316,7 @@ def test_the_actor_is_drawn_to_prior_actions(learner_type, options, q_filter):
 @pytest.mark.parametrize(("learner_type", "options"), DEMONSTRATORS)
 def test_the_filter_passes_only_what_is_valued_above_the_actors_own_action(learner_type, options):
     learner = learner_type(SPEC, {"hidden_sizes": [16, 16], "bc_weight": 2.0, "policy_delay": 1} | options)
-    batch = random_batch(prior_rows=12)
+    batch = random_batch(offline_rows=12)
     own = mode(learner, batch.observations)[:12]
     demonstrated = torch.full_like(batch.actions, 0.9)  # above any action of a new actor
     batch = batch._replace(actions=demonstrated)
@@ -329,14 +329,14 @@ def test_the_filter_passes_only_what_is_valued_above_the_actors_own_action(learn
     torch.testing.assert_close(metrics["train/bc_loss"], expected)
     learner.settings = learner.settings.model_copy(update={"bc_q_filter": False})
     torch.testing.assert_close(learner.actor_loss(batch)[-1]["train/bc_loss"], errors.mean())
-    assert "train/bc_loss" not in learner.actor_loss(batch._replace(prior_rows=0))[-1]
+    assert "train/bc_loss" not in learner.actor_loss(batch._replace(offline_rows=0))[-1]
 
 
 @pytest.mark.parametrize(("learner_type", "options"), DEMONSTRATORS)
 def test_rows_that_the_filter_stops_leave_the_actor_alone(learner_type, options):
     """The gradient of the cloning term comes from the rows that pass, and from no other."""
     learner = learner_type(SPEC, {"hidden_sizes": [16, 16], "bc_weight": 1.0} | options)
-    batch = random_batch(prior_rows=12)
+    batch = random_batch(offline_rows=12)
     batch = batch._replace(actions=torch.full_like(batch.actions, 0.9))
     signs = torch.tensor([1.0, -1.0, -1.0] * 4)
     learner.model.critic = ByAction(learner.settings.num_critics, signs)

@@ -171,7 +171,8 @@ def test_sigterm_to_the_whole_group_is_an_orderly_stop(tmp_path: Path, tiny_conf
     changes = {**CHANGES, "total_timesteps": 1_000_000, "eval_episodes": 1}
     file.write_text(tiny_config("her", **changes).to_yaml())
     process = command_group("train", file, "--json")
-    assert process.stderr.readline().startswith("step 150 of 1,000,000")
+    assert process.stderr.readline().startswith("run folder")
+    assert ": step 150 of 1,000,000" in process.stderr.readline()
     os.killpg(process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 3, err

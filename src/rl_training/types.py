@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     """``[B]``, 1.0 where the task ended. A time-out is not a termination: its value is bootstrapped."""
     returns: Tensor | None = None
     """``[B]``, the discounted rewards from here to the episode's end, where a learner asks for them."""
-    prior_rows: int = 0
+    offline_rows: int = 0
     """How many rows, the first ones, come from logged data rather than from play."""
 
 

@@ -103,7 +103,7 @@ class ActorCritic(CriticLearner):
 
         With the Q-filter only those rows count whose action the critics value above the actor's own.
         """
-        rows = slice(0, batch.prior_rows)
+        rows = slice(0, batch.offline_rows)
         observations, actions = batch.observations[rows], batch.actions[rows]
         errors = (own_actions - actions).square().mean(dim=1)  # [P]
         if q_filter:
@@ -119,7 +119,7 @@ class ActorCritic(CriticLearner):
         values = self.model.critic(batch.observations, batch.actions)  # [members, B]
         loss = (values - targets).square().mean(dim=1).sum()
         metrics = {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}
-        if 0 < batch.prior_rows < len(targets):
-            metrics["train/q_prior"] = values.detach()[:, : batch.prior_rows].mean()
-            metrics["train/q_fresh"] = values.detach()[:, batch.prior_rows :].mean()
+        if 0 < batch.offline_rows < len(targets):
+            metrics["train/q_offline"] = values.detach()[:, : batch.offline_rows].mean()
+            metrics["train/q_online"] = values.detach()[:, batch.offline_rows :].mean()
         return loss, metrics

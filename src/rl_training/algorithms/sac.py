@@ -90,9 +90,11 @@ class SAC(ActorCritic):
         loss = (self.log_alpha.exp().detach() * log_probs - values).mean()
         log_probs = log_probs.detach()
         metrics = {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
-        if self.settings.bc_weight > 0 and batch.prior_rows:
+        if self.settings.bc_weight > 0 and batch.offline_rows:
             cloning = self._cloning_loss(
-                batch, self.model.actor.mode(batch.observations[: batch.prior_rows]), q_filter=self.settings.bc_q_filter
+                batch,
+                self.model.actor.mode(batch.observations[: batch.offline_rows]),
+                q_filter=self.settings.bc_q_filter,
             )
             loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
         return loss, log_probs, metrics

@@ -73,8 +73,8 @@ class TD3(ActorCritic):
         metrics["train/actor_loss"] = loss.detach()
         if self.saturation_penalty > 0:
             loss = loss + self.saturation_penalty * raw_actions.square().mean()
-        if self.settings.bc_weight > 0 and batch.prior_rows:
-            cloning = self._cloning_loss(batch, actions[: batch.prior_rows], q_filter=self.settings.bc_q_filter)
+        if self.settings.bc_weight > 0 and batch.offline_rows:
+            cloning = self._cloning_loss(batch, actions[: batch.offline_rows], q_filter=self.settings.bc_q_filter)
             loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
         return loss, metrics
 

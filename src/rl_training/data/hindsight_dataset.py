@@ -49,7 +49,7 @@ class HindsightDataset(HERReplayBuffer):
 
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` transitions, relabelled as online ones are."""
-        return super().sample(batch_size)._replace(prior_rows=batch_size)
+        return super().sample(batch_size)._replace(offline_rows=batch_size)
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
         """Return what a resumed run needs: the random state, and how to recognise the data, not the data itself."""

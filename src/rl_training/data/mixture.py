@@ -38,50 +38,50 @@ class Mixture:
         ratio: the share of offline rows, from 0 to 1; it may be changed between batches.
     """
 
-    def __init__(self, prior: Source, fresh: Source, ratio: float = 0.5) -> None:
-        self.prior, self.fresh, self.ratio = prior, fresh, ratio
+    def __init__(self, offline: Source, online: Source, ratio: float = 0.5) -> None:
+        self.offline, self.online, self.ratio = offline, online, ratio
         self._carried = 0.0
-        self._prior_drawn, self._drawn = 0, 0
+        self._offline_drawn, self._drawn = 0, 0
 
     def __len__(self) -> int:
         """Return how many rows can be sampled; at a ratio of 0 the offline rows do not count."""
-        return len(self.fresh) + (len(self.prior) if self.ratio > 0 else 0)
+        return len(self.online) + (len(self.offline) if self.ratio > 0 else 0)
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw a minibatch; its first ``prior_rows`` rows are offline data."""
-        if not len(self.prior) and not len(self.fresh):
+        """Draw a minibatch; its first ``offline_rows`` rows are offline data."""
+        if not len(self.offline) and not len(self.online):
             raise ValueError("Mixture is empty: give it offline data, or add online transitions, before you sample")
-        count = self._prior_rows(batch_size)
-        self._prior_drawn += count
+        count = self._offline_rows(batch_size)
+        self._offline_drawn += count
         self._drawn += batch_size
         if count in (0, batch_size):
-            return (self.prior if count else self.fresh).sample(batch_size)
-        return join(self.prior.sample(count), self.fresh.sample(batch_size - count))
+            return (self.offline if count else self.online).sample(batch_size)
+        return join(self.offline.sample(count), self.online.sample(batch_size - count))
 
     def take_share(self) -> float | None:
         """Return the share of offline rows since the last call; None if nothing was drawn since."""
-        share = self._prior_drawn / self._drawn if self._drawn else None
-        self._prior_drawn, self._drawn = 0, 0
+        share = self._offline_drawn / self._drawn if self._drawn else None
+        self._offline_drawn, self._drawn = 0, 0
         return share
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs; offline data is not stored, a resumed run reads it again."""
         return {
-            "prior": self.prior.state_dict(with_rows=False),
-            "fresh": self.fresh.state_dict(with_rows=with_rows),
+            "prior": self.offline.state_dict(with_rows=False),
+            "fresh": self.online.state_dict(with_rows=with_rows),
             "carried": self._carried,
-            "drawn": [self._prior_drawn, self._drawn],
+            "drawn": [self._offline_drawn, self._drawn],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
-        self.prior.load_state_dict(state["prior"])
-        self.fresh.load_state_dict(state["fresh"])
+        self.offline.load_state_dict(state["prior"])
+        self.online.load_state_dict(state["fresh"])
         self._carried = float(state["carried"])
-        self._prior_drawn, self._drawn = state["drawn"]
+        self._offline_drawn, self._drawn = state["drawn"]
 
-    def _prior_rows(self, batch_size: int) -> int:
-        if len(self.fresh) == 0:
+    def _offline_rows(self, batch_size: int) -> int:
+        if len(self.online) == 0:
             return batch_size
         wanted = self.ratio * batch_size + self._carried
         count = min(batch_size, max(0, round(wanted)))
@@ -102,5 +102,5 @@ def join(prior: Batch, fresh: Batch) -> Batch:
         next_observations=torch.cat([prior.next_observations, fresh.next_observations]),
         terminated=torch.cat([prior.terminated, fresh.terminated]),
         returns=returns,
-        prior_rows=len(prior.rewards),
+        offline_rows=len(prior.rewards),
     )

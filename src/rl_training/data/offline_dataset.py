@@ -278,7 +278,7 @@ class TransitionDataset:
             next_observations=next_observations,
             terminated=tensors["terminated"].index_select(0, index),  # [B], 0.0 or 1.0
             returns=tensors["returns"].index_select(0, index) if self.returns is not None else None,  # [B]
-            prior_rows=batch_size,
+            offline_rows=batch_size,
         )
 
     def policy_observations(self) -> Tensor:

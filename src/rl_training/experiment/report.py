@@ -28,7 +28,7 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 _PRIOR_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Share of prior data", (("train/offline_share", "share of the batches"),)),
-    ("Q on prior and fresh data", (("train/q_prior", "prior"), ("train/q_fresh", "fresh"))),
+    ("Q on prior and fresh data", (("train/q_offline", "prior"), ("train/q_online", "fresh"))),
 )
 
 
@@ -94,15 +94,15 @@ def _summary(run: Path) -> str:
     cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.6g}</td></tr>" for name, value in last.items())
     config = html.escape(load_config(run / "config.yaml").to_yaml())
     return (
-        f"<h2>{html.escape(run.name)}</h2><p>{html.escape(_outcome(run))}</p><p>{html.escape(hand_over(rows))}</p>"
+        f"<h2>{html.escape(run.name)}</h2><p>{html.escape(_outcome(run))}</p><p>{html.escape(change_since_offline(rows))}</p>"
         f"<table>{cells}</table>"
         f"<details><summary>Configuration</summary><pre>{config}</pre></details>"
     )
 
 
-def hand_over(rows: Sequence[dict[str, float]]) -> str:
+def change_since_offline(rows: Sequence[dict[str, float]]) -> str:
     """Return what happened to a trained policy's return when it went online, or nothing where none did."""
-    changes = [(int(row[STEP]), row["handover/change"]) for row in rows if "handover/change" in row]
+    changes = [(int(row[STEP]), row["eval/change_since_offline"]) for row in rows if "eval/change_since_offline" in row]
     if not changes:
         return ""
     now = f"now {changes[-1][1]:+.4g}"

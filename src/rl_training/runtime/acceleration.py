@@ -47,7 +47,7 @@ class UpdateGraphs:
             return self.learner.update(batch)
         key = (
             self.learner.update_kind,
-            batch.prior_rows,
+            batch.offline_rows,
             tuple(None if x is None else x.shape for x in _tensors(batch)),
         )
         seen = self._seen[key] = self._seen.get(key, 0) + 1

@@ -75,7 +75,7 @@ def build_run(
     replay = _replay(config, settings, spec, goals, transform, device)
     mixture = None
     if offline_data is not None:
-        mixture = Mixture(offline_data, replay, settings.prior.prior_share(0.0))
+        mixture = Mixture(offline_data, replay, settings.prior.offline_share(0.0))
     envs = make_vector_env(required_env_id(config), config.env_kwargs, config.num_envs)
     collector = Collector(envs, learner, settings.exploration, config.seed)
     return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator, goals)
@@ -163,7 +163,7 @@ def _require_sources(settings: RunSettings, dataset: TransitionDataset | None) -
     learner, prior = settings.learner, settings.prior
     cloning = learner.bc_weight if isinstance(learner, DemonstrationSettings) else 0.0
     if dataset is not None and settings.online:
-        if cloning > 0 and not prior.uses_prior:
+        if cloning > 0 and not prior.uses_offline_data:
             raise ConfigError(
                 f"algo_kwargs.bc_weight = {cloning:g} has no offline rows to imitate: expected offline_batch_ratio or"
                 " offline_pretrain_updates above 0 (or bc_weight: 0)"
@@ -171,7 +171,7 @@ def _require_sources(settings: RunSettings, dataset: TransitionDataset | None) -
         return
     if dataset is not None:
         return
-    share = prior.prior_share if prior.offline_batch_ratio is not None else None
+    share = prior.offline_share if prior.offline_batch_ratio is not None else None
     asked = {
         "bc_weight": cloning,
         "offline_batch_ratio": max(share.start, share.end) if share is not None else 0.0,

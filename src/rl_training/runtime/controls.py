@@ -48,20 +48,20 @@ class PriorSettings(Settings):
 
     @model_validator(mode="after")
     def _share(self) -> PriorSettings:
-        if max(self.prior_share.start, self.prior_share.end) > 1:
+        if max(self.offline_share.start, self.offline_share.end) > 1:
             raise ValueError(
-                f"offline_batch_ratio goes from {self.prior_share.start:g} to {self.prior_share.end:g}:"
+                f"offline_batch_ratio goes from {self.offline_share.start:g} to {self.offline_share.end:g}:"
                 " expected at most 1"
             )
         return self
 
     @property
-    def uses_prior(self) -> bool:
+    def uses_offline_data(self) -> bool:
         """Whether any batch has offline rows."""
-        return max(self.prior_share.start, self.prior_share.end) > 0 or self.offline_pretrain_updates > 0
+        return max(self.offline_share.start, self.offline_share.end) > 0 or self.offline_pretrain_updates > 0
 
     @property
-    def prior_share(self) -> Schedule:
+    def offline_share(self) -> Schedule:
         """The share of offline rows over the course of training."""
         ratio = self.offline_batch_ratio
         return ratio if isinstance(ratio, Schedule) else Schedule(start=0.5 if ratio is None else ratio)

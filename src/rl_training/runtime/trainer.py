@@ -173,7 +173,7 @@ class Trainer:
             self.state.last_step_without_data = self.state.global_step
             return
         if self.mixture is not None:
-            self.mixture.ratio = settings.prior.prior_share(self.budget.progress)
+            self.mixture.ratio = settings.prior.offline_share(self.budget.progress)
         if self._goals is not None and self._goals.reward_range is not self._reward_range:
             self._reward_range = self._goals.reward_range  # a reward was seen outside the range so far
             self.learner.set_reward_range(self._reward_range)
@@ -223,7 +223,7 @@ class Trainer:
         if self.before_first_step:
             state.pretrained_return = metrics["eval/mean_reward"]
         elif state.pretrained_return is not None:
-            self.logger.record({"handover/change": metrics["eval/mean_reward"] - state.pretrained_return})
+            self.logger.record({"eval/change_since_offline": metrics["eval/mean_reward"] - state.pretrained_return})
         for callback in self.callbacks:
             callback.on_evaluation(self, metrics)
         score = (metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"])
