@@ -18,8 +18,20 @@ os.environ.setdefault("MUJOCO_GL", "disabled")
 import torch
 
 from rl_training.config import TrainConfig, parse_config
+from rl_training.runtime.callbacks import Callback
 
 torch.set_num_threads(1)
+
+
+class StopAt(Callback):
+    """Interrupts a run, as a signal would, once it has taken ``step`` steps and ``update`` updates."""
+
+    def __init__(self, step: int = 0, update: int = 0) -> None:
+        self.step, self.update = step, update
+
+    def on_step(self, trainer: Any) -> None:
+        if trainer.state.global_step >= self.step and trainer.state.update_count >= self.update:
+            trainer.state.stop("interrupted by a test")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import StopAt
 from rl_training.config import parse_config
 from rl_training.data import load_transition_dataset
 from rl_training.errors import ConfigError, DatasetError, RLTrainingError
@@ -15,17 +16,6 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import find_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.run import load_learner, resume, train
-
-
-class StopAt(Callback):
-    """Interrupts a run, as a signal would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, trainer):
-        if trainer.state.global_step == self.step:
-            trainer.state.stop("interrupted by a test")
 
 
 class OfflineTrainerContract:

@@ -13,7 +13,11 @@ CONTINUOUS = SpaceSpec(observation_dim=3, action_dim=2)
 DISCRETE = SpaceSpec(observation_dim=3, action_dim=1, num_actions=4)
 SMALL = {"hidden_sizes": [16, 16]}
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+def needs_cuda(test):
+    """Mark a test as one of CUDA's, skipped where there is no such device."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")(test))
+
 
 LEARNERS = [
     pytest.param(TD3, CONTINUOUS, {}, id="td3"),

@@ -12,23 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import StopAt
 from rl_training.errors import CheckpointError, DatasetError
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint, read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint, resolve_checkpoint
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.run import resume, train
-
-
-class StopAt(Callback):
-    """Interrupts a run, as a signal would, once it has taken ``step`` steps."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, trainer) -> None:
-        if trainer.state.global_step >= self.step:
-            trainer.state.stop("interrupted by a test")
 
 
 def final_state(run_dir: Path) -> dict:

@@ -91,6 +91,7 @@ def test_the_command_line_says_it_in_one_line_and_exits_with_2(tiny_config, tmp_
     assert "No space left on device" in line
 
 
+@pytest.mark.slow
 def test_a_real_limit_of_the_operating_system(tiny_config, tmp_path):
     """No file may grow beyond 20 kB, so that the weights, which are larger, cannot be written."""
     file = tmp_path / "run.yaml"

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import StopAt
 from rl_training import cli
 from rl_training.algorithms import CQL, SAC
 from rl_training.config import TrainConfig, load_config, parse_config
@@ -93,17 +94,6 @@ class Start(Callback):
         observations = torch.randn(50, trainer.learner.spec.policy_dim, generator=torch.Generator().manual_seed(0))
         self.actions = trainer.learner.act(observations)
         self.updates = trainer.learner.update_count
-
-
-class StopAt(Callback):
-    """Interrupts a run, as a signal would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, trainer):
-        if trainer.state.global_step == self.step:
-            trainer.state.stop("interrupted by a test")
 
 
 def fine_tune(config: TrainConfig, *callbacks: Callback) -> TrainResult:

@@ -353,6 +353,7 @@ def command_line(*arguments: str, stdin: bytes = b"") -> tuple[int, str, int]:
     return done.returncode, errors, int(peak) * 1024
 
 
+@pytest.mark.slow
 def test_the_command_line_answers_damage_in_a_line_or_two(run_dir: Path, sandbox: Path) -> None:
     """A sample of all the above, each in a process: no traceback, exit code 0 or 2, and memory within bounds."""
     rng = np.random.default_rng(FIRST)

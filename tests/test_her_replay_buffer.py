@@ -140,6 +140,13 @@ def test_overwriting_drops_whole_episodes_oldest_first(lengths, capacity):
     assert buffer.episodes.total_weight == pytest.approx(len(buffer))
 
 
+def test_an_episode_of_which_one_row_is_overwritten_leaves():
+    buffer = make(capacity=10, her_ratio=0.0)
+    play(buffer, [1, 1, 1, 1, 1, 2])  # five episodes fill the ring; the three rows of the sixth reach into the second
+    assert len(buffer) == 5
+    assert set(buffer.sample(200).observations[:, 0].tolist()) == {2.0, 3.0, 4.0, 5.0}
+
+
 def test_relabelling_is_one_call_per_batch():
     goals = ExactMatch()
     buffer = make(goals=goals)
@@ -338,10 +345,21 @@ def test_rewards_are_compared_with_what_relabelling_assumes_before_they_can_be_s
     assert buffer.reward_range == (-10.0, 0.0)
 
 
+def test_motion_counts_also_where_it_ends_where_it_began():
+    buffer = make(capacity=100, motion_scale=1.0)
+    for episode, places in enumerate([[0.0] * 5, [0.0, 3.0, 5.0, 2.0, 0.0]]):
+        for t in range(4):
+            now, after = (observation(np.array([episode]), np.array([step])) for step in (t, t + 1))
+            now["achieved_goal"], after["achieved_goal"] = (np.array([[0.0, places[step]]]) for step in (t, t + 1))
+            buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([t == 3]))
+    assert (buffer.sample(20_000).observations[:, 0] == 1).float().mean().item() == pytest.approx(1 / 1.03, abs=0.01)
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_state_dict_round_trip_gives_the_same_draws(num_envs):
     original = make(capacity=60, num_envs=num_envs)
     play(original, [3, 7, 5, 2, 9, 4, 6, 8, 3, 5, 7, 2, 4], num_envs)
+    original.sample(32)  # its generator is no longer that of a new buffer
     restored = make(capacity=60, num_envs=num_envs)
     restored.load_state_dict(original.state_dict())
     for _ in range(3):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import StopAt
 from rl_training.config import TrainConfig, parse_config
 from rl_training.data import HERReplayBuffer, TransitionDataset
 from rl_training.data.dataset_loaders import write_transitions
@@ -316,17 +317,6 @@ class Watch(Callback):
         self.experience, self.learner, self.replay = trainer.experience, trainer.learner, trainer.replay
 
 
-class StopAt(Callback):
-    """Interrupts a run, as a signal would."""
-
-    def __init__(self, updates: int) -> None:
-        self.updates = updates
-
-    def on_step(self, trainer):
-        if trainer.state.update_count >= self.updates:
-            trainer.state.stop("interrupted by a test")
-
-
 def test_online_prior_and_fresh_episodes_are_both_relabelled(her):
     watch = Watch()
     kwargs = {"backend": "td3", "offline_batch_ratio": 0.25, "bc_weight": 1.0, "offline_pretrain_updates": 10}
@@ -386,7 +376,7 @@ def test_offline_nothing_is_collected(her, backend):
 def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(her, online, kwargs, stop):
     config = her(online, algo_kwargs=kwargs)
     straight = train(config)
-    broken = train(config, callbacks=[StopAt(stop)])
+    broken = train(config, callbacks=[StopAt(update=stop)])
     assert broken.status == "interrupted"
     assert broken.update_count == stop
     finished = resume(broken.run_dir)
@@ -411,7 +401,7 @@ def test_resuming_on_other_episodes_is_refused(her, file, tmp_path):
     copied = tmp_path / "copy.npz"
     copied.write_bytes(file.read_bytes())
     config = her(False, algo_kwargs={"backend": "iql", "dataset_path": str(copied)})
-    broken = train(config, callbacks=[StopAt(20)])
+    broken = train(config, callbacks=[StopAt(update=20)])
     with np.load(copied) as archive:
         arrays = dict(archive)
     np.savez(copied, **{**arrays, "rewards": arrays["rewards"] + 1})

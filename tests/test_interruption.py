@@ -22,6 +22,8 @@ from rl_training.runtime.collector import Collector
 from rl_training.tools.comparison import full_state, state_differences
 from test_cli import Answer, Run, run, tiny, train
 
+pytestmark = pytest.mark.slow
+
 OFFLINE = [
     "total_timesteps=120",
     "eval_episodes=2",

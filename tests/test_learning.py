@@ -12,6 +12,8 @@ from rl_training.data.dataset_loaders import write_transitions
 from rl_training.runtime.run import train
 from rl_training.tools.datasets import collect_dataset
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"hidden_sizes": [64, 64], "batch_size": 128, "learning_rate": 1e-3, "eval_interval": None}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conftest import StopAt
 from rl_training import BC, DDPG, DQN, HER, RLPD, SAC
 from rl_training.config import preset_names
 from rl_training.data import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError, DatasetError
-from rl_training.runtime.callbacks import Callback
 
 GOAL_OBSERVATION = {
     "observation": np.array([0.1, 0.0], np.float32),
@@ -71,16 +71,9 @@ def test_wrong_use_is_explained(tiny_config, tmp_path):
 
 
 def test_a_resumed_run_is_adopted(tiny_config):
-    from rl_training.runtime import Callback
-
-    class Stop(Callback):
-        def on_step(self, trainer):
-            if trainer.state.global_step == 150:
-                trainer.state.stop("interrupted by a test")
-
     config = tiny_config("her")
     first = HER(config)
-    broken = first.learn(callbacks=[Stop()])
+    broken = first.learn(callbacks=[StopAt(150)])
     assert (broken.status, broken.global_step) == ("interrupted", 150)
     second = HER(config)
     assert second.resume(broken.run_dir).global_step == 300
@@ -112,16 +105,11 @@ def pendulum_rows(n: int = 200) -> TransitionDataset:
 
 
 def test_a_dataset_in_memory_takes_the_place_of_a_file(tmp_path):
-    class Stop(Callback):
-        def on_step(self, trainer):
-            if trainer.state.global_step == 12:
-                trainer.state.stop("interrupted by a test")
-
     values = {"env_id": "Pendulum-v1", "total_timesteps": 20, "eval_episodes": 1, "output_dir": str(tmp_path)}
     small = {"hidden_sizes": [8], "batch_size": 8}
     model = BC({**values, "algo_kwargs": small})
     straight = model.learn(dataset=pendulum_rows())
-    broken = model.learn(dataset=pendulum_rows(), callbacks=[Stop()], reset=True)
+    broken = model.learn(dataset=pendulum_rows(), callbacks=[StopAt(12)])
     assert broken.status == "interrupted"
     with pytest.raises(DatasetError, match="dataset_path"):
         model.resume(broken.run_dir)

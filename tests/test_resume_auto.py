@@ -35,6 +35,7 @@ def test_started_continued_and_then_only_reported(train: Run, tmp_path, monkeypa
     assert len(run_dirs(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_another_configuration_gets_a_run_of_its_own(train: Run, tmp_path):
     one = train(options=AUTO).json["run_dir"]
     assert train("algo_kwargs.tau=0.01", options=AUTO).json["run_dir"] != one

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import StopAt
 from rl_training import cli
 from rl_training.config import TrainConfig
 from rl_training.data import ReplayBuffer, TransitionDataset
@@ -70,17 +71,6 @@ class Watch(Callback):
 
     def on_training_end(self, trainer):
         self.learner, self.experience, self.replay = trainer.learner, trainer.experience, trainer.replay
-
-
-class StopAt(Callback):
-    """Interrupts a run, as a signal would, at a step and an update."""
-
-    def __init__(self, step: int, update: int) -> None:
-        self.at = (step, update)
-
-    def on_step(self, trainer):
-        if (trainer.state.global_step, trainer.state.update_count) >= self.at:
-            trainer.state.stop("interrupted by a test")
 
 
 def evaluations(run_dir: Path) -> list[tuple[int, int]]:
@@ -278,7 +268,7 @@ def test_reward_settings_reach_prior_and_fresh_rewards_alike(rlpd, file):
     kwargs = {"reward_scale": 0.5, "reward_shift": 1.0, "reward_clip_min": -3.0, "max_updates": 5}
     result = train_rlpd(rlpd(algo_kwargs=kwargs), callbacks=[watch])
     train_rlpd(rlpd(algo_kwargs={"max_updates": 5}), callbacks=[plain])
-    for source in ("prior", "fresh"):
+    for source in ("offline", "online"):
         rewards, raw = (getattr(w.experience, source).sample(20).rewards for w in (watch, plain))
         torch.testing.assert_close(rewards, (raw * 0.5 + 1.0).clamp(min=-3.0))
         assert (raw < 0).all()
@@ -292,7 +282,7 @@ def test_an_automatic_scale_is_that_of_the_prior_data(rlpd, file):
     train_rlpd(rlpd(algo_kwargs={"max_updates": 5}), callbacks=[plain])
     returns = plain.experience.offline.episode_returns
     scale = 1000 / (returns.max() - returns.min())
-    for source in ("prior", "fresh"):
+    for source in ("offline", "online"):
         rewards, raw = (getattr(w.experience, source).sample(20).rewards for w in (watch, plain))
         torch.testing.assert_close(rewards, raw * scale, rtol=1e-4, atol=1e-4)
 
@@ -302,7 +292,7 @@ def test_the_environments_reward_wrapper_reaches_rewards_of_the_file(rlpd):
     wrapped = {**SHORT, "wrappers": {"reward": {"scale": 2.0, "shift": 3.0}}}
     train_rlpd(rlpd(env_kwargs=wrapped, algo_kwargs={"max_updates": 5, "reward_scale": 10}), callbacks=[watch])
     train_rlpd(rlpd(algo_kwargs={"max_updates": 5}), callbacks=[plain])
-    for source in ("prior", "fresh"):
+    for source in ("offline", "online"):
         rewards, raw = (getattr(w.experience, source).sample(20).rewards for w in (watch, plain))
         torch.testing.assert_close(rewards, (raw * 2.0 + 3.0) * 10.0)
 

@@ -72,6 +72,7 @@ class Intruder(Callback):
             self.answers["report"] = command("report", run_dir, "-o", run_dir / "other.html")
 
 
+@pytest.mark.slow
 def test_only_training_is_refused_while_a_run_is_trained(tiny_config):
     intruder = Intruder()
     result = train(tiny_config("her"), callbacks=[intruder])

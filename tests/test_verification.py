@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from conftest import StopAt
 from rl_training import cli
 from rl_training.errors import CheckpointError
 from rl_training.runtime.checkpoint_files import sealed
@@ -22,7 +23,7 @@ from rl_training.runtime.checkpointing import resolve_checkpoint
 from rl_training.runtime.run import resume, train
 from rl_training.tools.comparison import full_state, state_differences, state_hash
 from rl_training.tools.verification import verify_run
-from test_checkpoint_workflows import Forgetful, StopAt
+from test_checkpoint_workflows import Forgetful
 from test_damaged_checkpoints import flip_a_byte
 
 
@@ -44,6 +45,7 @@ def fingerprint(run_dir: Path) -> dict[str, str]:
         ("sac", {"algo_kwargs": {"early_stopping": {"patience": 50}, "lr_schedule": "cosine"}}),
     ],
 )
+@pytest.mark.slow
 def test_a_finished_run_is_exact_from_its_last_checkpoint_but_one(tiny_config, algo, changes):
     result = train(tiny_config(algo, **changes))
     before = fingerprint(result.run_dir)

@@ -26,9 +26,9 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Losses", (("train/critic_loss", "critic"), ("train/actor_loss", "actor"))),
     ("Mean Q", (("train/q_mean", "Q on the batch"),)),
 )
-_PRIOR_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("Share of prior data", (("train/offline_share", "share of the batches"),)),
-    ("Q on prior and fresh data", (("train/q_offline", "prior"), ("train/q_online", "fresh"))),
+_OFFLINE_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Share of offline data", (("train/offline_share", "share of the batches"),)),
+    ("Q on offline and online data", (("train/q_offline", "offline"), ("train/q_online", "online"))),
 )
 
 
@@ -41,9 +41,9 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     for run, rows in metrics.items():
         if not rows:
             raise ConfigError(f"{run}: not a run with metrics (there is no metrics.csv, or it is empty)")
-    has_prior = any("train/offline_share" in row for rows in metrics.values() for row in rows)
-    panels = _PANELS + _PRIOR_PANELS if has_prior else _PANELS
-    lines = len(panels) // 2
+    has_offline = any("train/offline_share" in row for rows in metrics.values() for row in rows)
+    panels = _PANELS + _OFFLINE_PANELS if has_offline else _PANELS
+    lines = (len(panels) + 1) // 2
     titles = [title for title, _ in panels]
     figure = make_subplots(rows=lines, cols=2, subplot_titles=titles, vertical_spacing=0.24 / lines)
     in_legend: set[str] = set()
@@ -69,7 +69,8 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
                 )
                 in_legend.add(name)
     figure.update_xaxes(title_text="steps", rangemode="tozero")
-    figure.update_yaxes(range=[-0.03, 1.03], row=1, col=2)
+    success = titles.index("Success rate")
+    figure.update_yaxes(range=[-0.03, 1.03], row=success // 2 + 1, col=success % 2 + 1)
     figure.update_layout(template="plotly_white", height=410 * lines, margin={"t": 60, "b": 50})
     plots = to_html(figure, full_html=False, include_plotlyjs=True)
     title = html.escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
