@@ -103,6 +103,9 @@ def test_an_environment_can_be_an_object_with_wrappers(tmp_path, env):
     assert again.resume(result.run_dir, total_timesteps=120).global_step == 120
     with pytest.raises(EnvError, match="given as an object"):
         HER(her_values(tmp_path, env_id="rl_training/PointReach2D-v0")).resume(result.run_dir)
+    gym.registry.pop(model.config.env_id)  # as in another process
+    with pytest.raises(EnvError, match="given as an object, in another process"):
+        resume(result.run_dir)
 
 
 def test_an_environment_made_by_gymnasium_keeps_its_arguments(tmp_path):

@@ -23,6 +23,7 @@ from rl_training.config import Settings, parse_settings
 from rl_training.envs.consent import env_module, require_consent
 from rl_training.envs.goals import GoalFunctions, env_name, is_goal_space, register_goal_envs
 from rl_training.envs.guarded import GuardedEnv, describe
+from rl_training.envs.objects import is_object_id
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
 from rl_training.envs.workers import LocalVectorEnv, WorkerVectorEnv
 from rl_training.errors import EnvError, MissingExtraError, did_you_mean
@@ -205,6 +206,11 @@ def _require_registered(env_id: str) -> None:
             raise EnvError(f"env_id {env_id!r}: module {module!r} cannot be imported: {describe(error)}") from error
     if name in gym.registry:
         return
+    if is_object_id(name):
+        raise EnvError(
+            f"env_id {env_id!r} stands for an environment that was given as an object, in another process: give it again,"
+            " for example HER(config, env=...).resume(run_dir)"
+        )
     if importlib.util.find_spec("gymnasium_robotics") is not None:
         with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):  # it prints a notice about other tasks
             gym.register_envs(importlib.import_module("gymnasium_robotics"))
