@@ -134,7 +134,7 @@ def main() -> int:
             unlike = state_differences(expected, final_state(output_dir))
             count["runs"] += 1
             count["identical"] += not unlike
-            count["damaged"] += log.read_text().count("going on from")
+            count["damaged"] += log.read_text().count("resuming from")
             for line in unlike:
                 print(f"run {number}, {case}: {line}", file=sys.stderr)
     total = sum(counts.values(), Counter())

@@ -156,7 +156,7 @@ class TestContract:
 
 
 def test_a_learner_refuses_the_wrong_kind_of_actions():
-    with pytest.raises(ConfigError, match=r"DDPG needs continuous actions, but this task's are discrete"):
+    with pytest.raises(ConfigError, match=r"DDPG needs continuous actions, but the task has discrete ones"):
         DDPG(DISCRETE)
     with pytest.raises(ConfigError, match="DQN needs discrete actions"):
         DQN(CONTINUOUS)

@@ -149,4 +149,4 @@ def test_a_module_that_is_missing_its_registration_is_named(tmp_path) -> None:
     folder = Folder(tmp_path / "me")
     err = folder.run("check-env", "my_task:Qxz-v7", code=2).stderr
     assert "no such environment; the module 'my_task' does not register it" in err
-    assert "your own is written module:Name" in folder.run("check-env", "Qxzzz", code=2).stderr
+    assert "for your own environment write module:Name" in folder.run("check-env", "Qxzzz", code=2).stderr

@@ -155,7 +155,9 @@ def test_bounds_of_actions_are_compared_and_can_be_given_without_an_environment(
         unbounded.learn(dataset=rows())
     online = {**values, "env_id": "Pendulum-v1", "total_timesteps": 60, "eval_episodes": 1}
     start = {**SMALL, "init_from": str(unbounded.run_dir)}
-    with pytest.raises(ConfigError, match=r"low bounds are \[-1\.0\] there and \[-2\.0\] here.*action_low"):
+    with pytest.raises(
+        ConfigError, match=r"low bounds are \[-1\.0\] in that run and \[-2\.0\] in this one.*action_low"
+    ):
         train({**online, "algo": "sac", "algo_kwargs": start})
     bounded = BC({**values, "algo_kwargs": {**small, "action_low": [-2.0], "action_high": [2.0]}})
     with pytest.warns(UserWarning, match="no env_id"):

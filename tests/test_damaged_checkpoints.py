@@ -72,7 +72,7 @@ def test_resume_names_what_is_damaged_and_goes_on_from_the_one_before(finished, 
     with pytest.warns(UserWarning, match=named) as caught:
         again = resume(finished.run_dir)
     expected = "000000300-" if case.endswith("pointer") else "000000200-"
-    assert any(f"going on from {expected}" in str(warning.message) for warning in caught)
+    assert any(f"resuming from {expected}" in str(warning.message) for warning in caught)
     assert (again.global_step, again.metrics) == (300, finished.metrics)
     assert same_weights(latest(finished.run_dir), latest(whole))
     with warnings.catch_warnings():
@@ -94,7 +94,7 @@ def test_it_falls_back_as_far_as_it_has_to(finished):
     newest, middle, oldest = sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
     flip_a_byte(newest / "trainer.safetensors")
     flip_a_byte(middle / "learner.safetensors")
-    with pytest.warns(UserWarning, match=rf"{newest.name}.*{middle.name}.*going on from {oldest.name}"):
+    with pytest.warns(UserWarning, match=rf"{newest.name}.*{middle.name}.*resuming from {oldest.name}"):
         assert resume(finished.run_dir).global_step == 300
 
 
@@ -116,7 +116,7 @@ def test_pointers_never_name_what_is_gone(tiny_config):
     assert resolve_checkpoint(folder, "best") == latest(run_dir)
     flip_a_byte(latest(run_dir) / "learner.safetensors")
     store = CheckpointStore(run_dir)
-    with pytest.warns(UserWarning, match="going on from"):
+    with pytest.warns(UserWarning, match="resuming from"):
         store.load_newest_intact()
     store.discard_newer()
     assert latest(run_dir).name.startswith("000000150-")

@@ -570,12 +570,12 @@ RANDOM = ("collect", "--env", PENDULUM, "--policy", "random", "--episodes")
         (("inspect", "short.npz"), "short.npz: rewards has shape (319,)"),
         (("inspect", "a.npz", "--env", "Nope-v0"), "no such environment"),
         (("inspect", "minari:nope-v0"), "downloading is off"),
-        (("convert", "a.npz", "b.what"), "does not tell the format"),
+        (("convert", "a.npz", "b.what"), "the format is not clear from the name"),
         (("convert", "none.npz", "b.npz"), "no such file"),
         (("convert", "nan.npz", "b.npz"), "rewards is not finite, first at row 3"),
         (("collect", "--policy", "random", "--episodes", 1, "-o", "b.npz"), "--env is required"),
         (("collect", "--policy", "nope", "--episodes", 1, "-o", "b.npz"), "no such run"),
-        ((*RANDOM, 1, "-o", "b"), "does not tell the format"),
+        ((*RANDOM, 1, "-o", "b"), "the format is not clear from the name"),
         ((*RANDOM, 1, "--noise", "nan", "-o", "b.pt"), "noise"),
         ((*RANDOM, 1, "--noise", 0.5, "-o", "b.pt"), "its actions are random already"),
         ((*RANDOM, 1, "-o", "minari:no id"), "is not the id of a Minari dataset"),
@@ -660,8 +660,8 @@ def test_unknown_names_and_endings_are_given_on_the_command_line(run: Callable[.
     np.testing.assert_array_equal(load_transition_dataset("b.pt").arrays["observations"], values["sensor"])
     for wrong, message in (
         (("--kind", "npz"), "key 'observations' (or obs, "),
-        (options[2:], "does not tell the format"),
-        (("--kind", "nope"), "dataset_kind 'nope' is not a file's"),
+        (options[2:], "the format is not clear from the name"),
+        (("--kind", "nope"), "dataset_kind 'nope' is not a file format"),
         (("--kind", "npz", "--rename", "sensor"), "--rename sensor: expected NAME=KEY"),
         (("--kind", "npz", "--rename", "none=observations"), "there is no 'none' to rename"),
     ):

@@ -520,7 +520,7 @@ def test_hdf5_shapes_without_data_and_links_to_other_files_are_refused(tmp_path:
     (tmp_path / "raw").write_bytes(bytes(400))
     with h5py.File(tmp_path / "d.hdf5", "w") as file:
         file.create_dataset("rewards", shape=(100,), dtype="f4", external=[(str(tmp_path / "raw"), 0, 400)])
-    with pytest.raises(DatasetError, match="rewards lies in another file"):
+    with pytest.raises(DatasetError, match="rewards is stored in another file"):
         load_transition_dataset(tmp_path / "d.hdf5")
 
 
@@ -751,13 +751,13 @@ def test_files_are_found_in_the_data_folder_and_kinds_by_their_names(
         load_transition_dataset("y.npz")
     (tmp_path / "x.data").write_bytes((tmp_path / "x.npz").read_bytes())
     assert len(load_transition_dataset("x.data", "npz")) == 9
-    with pytest.raises(DatasetError, match="the name does not tell the format"):
+    with pytest.raises(DatasetError, match="the format is not clear from the name"):
         load_transition_dataset("x.data")
     with pytest.raises(DatasetError, match="dataset_path is required"):
         load_transition_dataset()
-    with pytest.raises(DatasetError, match="Minari alone"):
+    with pytest.raises(DatasetError, match="names a Minari dataset"):
         load_transition_dataset("x.npz", dataset_id="a-v0")
-    with pytest.raises(DatasetError, match="'random' is not a file's"):
+    with pytest.raises(DatasetError, match="'random' is not a file format"):
         load_transition_dataset("x.npz", "random")
 
 
@@ -779,7 +779,7 @@ def test_rewards_are_transformed_as_the_settings_say() -> None:
     automatic = dataset.with_reward_transform(RewardSettings(reward_scale="auto").reward_transform(dataset))
     assert np.ptp(automatic.episode_returns) == pytest.approx(1000, rel=1e-4)
     assert RewardSettings().reward_transform(dataset) is None
-    with pytest.raises(ConfigError, match="looks at logged data"):
+    with pytest.raises(ConfigError, match="needs logged data"):
         RewardSettings(reward_scale="auto").reward_transform(None)
 
 

@@ -380,7 +380,7 @@ def test_ratio_from_number_of_goals():
     assert HindsightSettings().relabel_ratio == pytest.approx(0.8)
     assert HindsightSettings(n_sampled_goal=3).relabel_ratio == pytest.approx(0.75)
     assert HindsightSettings(her_ratio=0.1).relabel_ratio == pytest.approx(0.1)
-    with pytest.raises(ConfigError, match="give one"):
+    with pytest.raises(ConfigError, match="expected only one"):
         parse_settings(HindsightSettings, {"her_ratio": 0.5, "n_sampled_goal": 4}, where="test")
 
 

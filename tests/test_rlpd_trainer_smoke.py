@@ -349,7 +349,7 @@ WRONG = [
     pytest.param(
         {**NO_DATA, "offline_batch_ratio": 0, "reward_scale": "auto"},
         ConfigError,
-        "reward_scale = 'auto' looks at logged data",
+        "reward_scale = 'auto' needs logged data",
         id="auto-scale-without-data",
     ),
     pytest.param({"dataset_path": "nowhere.npz"}, DatasetError, r"nowhere\.npz.*no such file", id="no-file"),

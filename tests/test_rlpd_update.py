@@ -235,7 +235,7 @@ def test_the_algorithm_has_two_names():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="num_min_critics = 5 is above num_critics = 4"):
         RLPD(SPEC, {"num_critics": 4, "num_min_critics": 5})
-    with pytest.raises(ConfigError, match="RLPD needs continuous actions, but this task's are discrete"):
+    with pytest.raises(ConfigError, match="RLPD needs continuous actions, but the task has discrete ones"):
         RLPD(SpaceSpec(observation_dim=3, action_dim=1, num_actions=4))
     with pytest.raises(ConfigError, match="num_critic"):
         RLPD(SPEC, {"num_critic": 4})

@@ -219,7 +219,7 @@ def test_checkpoints_beyond_a_billion_steps_are_the_newer_ones(tmp_path: Path) -
     assert names == {"999999999-999999999", "1000000000-1000000000"}
     flip_a_byte(tmp_path / "checkpoints" / "1000000000-1000000000" / "learner.safetensors")
     again = CheckpointStore(tmp_path)
-    with pytest.warns(UserWarning, match="going on from 999999999-999999999"):
+    with pytest.warns(UserWarning, match="resuming from 999999999-999999999"):
         again.load_newest_intact()
     again.discard_newer()
     assert resolve_checkpoint(tmp_path / "checkpoints").name == "999999999-999999999"

@@ -127,7 +127,7 @@ def test_a_schedule_may_be_named_by_its_kind():
     assert parse_settings(LoopSettings, {"lr_schedule": "cosine"}, where="test").lr_schedule == Schedule(kind="cosine")
     with pytest.raises(ConfigError, match="lr_schedule"):
         parse_settings(LoopSettings, {"lr_schedule": "cosin"}, where="test")
-    with pytest.raises(ConfigError, match=r"warmup = 0\.5 leaves nothing of fraction = 0\.4"):
+    with pytest.raises(ConfigError, match=r"warmup = 0\.5: expected less than fraction = 0\.4"):
         parse_settings(LoopSettings, {"lr_schedule": {"warmup": 0.5, "fraction": 0.4}}, where="test")
 
 

@@ -98,7 +98,7 @@ def test_an_environment_that_does_not_repeat_itself_is_the_reason(tiny_config):
     assert found.grade == "different"
     assert any(line.startswith("learner/module/") for line in found.differences)
     assert any(line.startswith("replay/rows: ") for line in found.differences)
-    assert found.reasons == ("Forgetful-v0 is not deterministic: the same seed and actions lead to other observations",)
+    assert found.reasons == ("Forgetful-v0 is not deterministic: the same seed and actions give other observations",)
 
 
 def test_another_version_is_the_reason_and_the_command_exits_with_1(tiny_config, monkeypatch, capsys):

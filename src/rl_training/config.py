@@ -1,7 +1,7 @@
 """Configurations: YAML files and presets, overrides, validation, and errors that name the key.
 
-``TrainConfig`` holds what every run has. What an algorithm can be told (``algo_kwargs``) is the flat union of the
-``Settings`` classes that stand beside the code they set; ``runtime.settings`` sorts and checks it.
+``TrainConfig`` holds the keys that every run has. The keys of ``algo_kwargs`` are those of the ``Settings`` classes,
+which are declared in the modules that use them; ``runtime.settings`` sorts and checks them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OTHER_LIBRARIES = {
     "utd_ratio": "here: algo_kwargs.gradient_updates_per_step",
     "warmup_steps": "here: algo_kwargs.learning_starts",
 }
-"""What names of other libraries and papers are called here."""
+"""Names in other libraries and papers, and the names here."""
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
@@ -66,7 +66,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_yes_or_no_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse ``true`` where a number is meant: YAML reads yes, no, on and off as truth values."""
+        """Refuse ``true`` where a number is expected: YAML reads yes, no, on and off as truth values."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("expected a number or text, not true or false")
@@ -77,18 +77,19 @@ class TrainConfig(Settings):
     """One training run: what to train, where, for how long, and with which settings."""
 
     algo: str = Field(description="a registered algorithm, e.g. her")
-    env_id: str | None = Field(None, description="a Gymnasium environment id; offline runs can do without")
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="decides every random number of the run")
+    env_id: str | None = Field(None, description="a Gymnasium environment id; optional for offline runs")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of all random numbers of the run")
     total_timesteps: int = Field(gt=0, description="environment transitions over all environments; offline, updates")
-    output_dir: Path = Field(Path("runs"), description="folder in which the run's own folder is made")
-    device: str = Field("cpu", description="cpu, cuda, cuda:N, or auto (cuda where there is one)")
+    output_dir: Path = Field(Path("runs"), description="folder in which the run's folder is created")
+    device: str = Field("cpu", description="cpu, cuda, cuda:N, or auto (cuda if available)")
     num_threads: int = Field(
-        1, ge=1, le=1024, description="torch threads; more than one helps only while no other process wants the cores"
+        1, ge=1, le=1024, description="torch threads; more than one helps only if no other process needs the cores"
     )
-    num_envs: int = Field(1, ge=1, le=4096, description="environments that collect side by side")
+    num_envs: int = Field(1, ge=1, le=4096, description="environments that collect data together")
     eval_episodes: int = Field(20, ge=1, description="episodes of one evaluation")
     env_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the environment; wrappers.reward and vectorization are ours"
+        default_factory=dict,
+        description="arguments of the environment, and this package's keys such as wrappers.reward",
     )
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="settings of the algorithm and of the loop")
 
@@ -137,7 +138,7 @@ def check_settings(
 
 
 def unknown_key(key: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return what to say about a key that does not exist: the nearest name, or what other libraries' name means."""
+    """Return the message about an unknown key, with the nearest name or the name here of another library's key."""
     hint = did_you_mean(key, names)
     if key in _OTHER_LIBRARIES:
         hint = f" ({_OTHER_LIBRARIES[key]})"
@@ -185,12 +186,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 class _Loader(yaml.SafeLoader):
     """Safe YAML in which ``1e-3`` is a number and a key written twice is an error.
 
-    Aliases and merge keys can make a short text stand for billions of values, so the values are counted first.
+    Aliases and merge keys can expand a short text to billions of values, so the values are counted first.
     """
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
-        self._sizes: dict[yaml.Node, int] = {}  # of each node with everything below it, aliases expanded
+        self._sizes: dict[yaml.Node, int] = {}  # the number of values in each node, aliases expanded
         self._nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -223,7 +224,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what ``_Loader`` reads: text that looks like ``1e5`` is quoted."""
+    """Writes YAML for ``_Loader``: text that looks like ``1e5`` is quoted."""
 
 
 for _side in (_Loader, _Dumper):
@@ -254,10 +255,10 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str) -> list[str]:
-    """Turn pydantic's findings into one line a key."""
+    """Turn pydantic's findings into one line per key."""
     lines: dict[str, str] = {}
     for finding in error.errors(include_url=False):
-        # The alternatives of a union are reported one by one, each with a tag in the path that is no field.
+        # The alternatives of a union are reported one by one, each with a tag in its path that is not a field.
         place = [str(part) for part in finding["loc"]]
         path = [part for part in place if re.fullmatch(r"\w+", part) and part not in _TYPE_TAGS]
         if finding["type"] == "extra_forbidden" and path[-1:] != place[-1:]:
@@ -285,7 +286,7 @@ def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str
 
 
 def _plain(message: str) -> str:
-    """Say what pydantic says in words that fit a YAML file."""
+    """Reword pydantic's message for a YAML file."""
     message = re.sub(r" or instance of \w+", "", message.removeprefix("Value error, "))
     message = message.replace("Input should be", "expected").replace("dictionary", "mapping")
     return message.replace("Tuple", "the list").replace("tuple", "list")

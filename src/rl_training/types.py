@@ -1,4 +1,4 @@
-"""The few values that every layer passes around."""
+"""The types that all layers share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GoalParts(NamedTuple):
 
 
 def extract_goal_parts(observation: dict[str, np.ndarray[Any, Any]]) -> GoalParts:
-    """Take a goal observation apart, single or batched."""
+    """Split a goal observation, single or batched, into its parts."""
     return GoalParts(*(np.asarray(observation[key], dtype=np.float32) for key in GOAL_KEYS))
 
 
@@ -47,20 +47,20 @@ class Batch(NamedTuple):
     rewards: Tensor
     """``[B]``"""
     next_observations: Tensor
-    """``[B, policy_dim]``, the true next observation also where the episode ended."""
+    """``[B, policy_dim]``, the true next observation, also at the end of an episode."""
     terminated: Tensor
-    """``[B]``, 1.0 where the task ended. A time-out is not a termination: its value is bootstrapped."""
+    """``[B]``, 1.0 if the task ended. A time-out is not a termination: its value is bootstrapped."""
     returns: Tensor | None = None
-    """``[B]``, the discounted rewards from here to the episode's end, where a learner asks for them."""
+    """``[B]``, the discounted return from this row to the episode's end, if the learner needs it."""
     offline_rows: int = 0
-    """How many rows, the first ones, come from logged data rather than from play."""
+    """The number of offline rows, which come first; the others are online rows."""
 
 
 @dataclass(frozen=True)
 class SpaceSpec:
-    """The sizes and bounds a learner and a buffer need to know of a task.
+    """The sizes and bounds of a task, for learners and buffers.
 
-    Actions live in [-1, 1] everywhere inside the package; ``to_env`` and ``to_policy`` convert at its border.
+    Inside the package all actions are in [-1, 1]; ``to_env`` and ``to_policy`` convert to and from environment units.
     """
 
     observation_dim: int
@@ -74,7 +74,7 @@ class SpaceSpec:
     action_high: tuple[float, ...] | None = None
     """Bounds in the environment's own units; None means [-1, 1]."""
     reward_range: tuple[float, float] | None = None
-    """Smallest and largest reward the learner can see, where known: it bounds the values that are bootstrapped."""
+    """Smallest and largest reward the learner can see, if known: it bounds bootstrapped values."""
 
     @property
     def policy_dim(self) -> int:

@@ -1,4 +1,4 @@
-"""Learners: each turns a batch into a better policy. Those of the table and their settings are importable here."""
+"""Learners, which improve a policy from batches. All learners of the table and their settings are exported here."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ class ActorCriticSettings(CriticSettings):
     critic_lr: float | None = Field(None, gt=0, description="learning rate of the critics; unset: learning_rate")
     num_critics: int = Field(2, ge=1, le=256, description="critics in the ensemble")
     num_min_critics: int | None = Field(
-        None, ge=1, description="critics, drawn anew each update, whose minimum is the target; unset: all"
+        None, ge=1, description="critics drawn at random for each update; their minimum is the target; unset: all"
     )
     policy_delay: int = Field(1, ge=1, description="critic updates for each update of the actor")
 
@@ -34,14 +34,16 @@ class ActorCriticSettings(CriticSettings):
 
 
 class DemonstrationSettings(Settings):
-    """How an actor is drawn towards offline data (Nair et al., 2018, https://arxiv.org/abs/1709.10089)."""
+    """How an actor imitates offline data (Nair et al., 2018, https://arxiv.org/abs/1709.10089)."""
 
     bc_weight: float = Field(0.0, ge=0, description="weight of imitating the offline rows of a batch; 0: off")
-    bc_q_filter: bool = Field(True, description="imitate only actions valued above the actor's own")
+    bc_q_filter: bool = Field(
+        True, description="imitate only actions whose value is above that of the actor's own action"
+    )
 
 
 class ActorCritic(CriticLearner):
-    """Builds the networks and optimisers, and computes the temporal-difference error of an ensemble."""
+    """A learner with an actor and an ensemble of critics: its networks, optimisers and temporal-difference error."""
 
     Model: ClassVar[type[ActorCriticModel]]
     settings: ActorCriticSettings
@@ -91,30 +93,31 @@ class ActorCritic(CriticLearner):
         soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
 
     def _target_minimum(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return the smallest target value ``[B]``; only the critics that take part are evaluated."""
+        """Return the smallest value ``[B]`` of the target critics, or of ``num_min_critics`` random ones."""
         members, count = None, self.settings.num_min_critics
         if count is not None and count < self.settings.num_critics:
             draws = torch.rand(self.settings.num_critics, generator=self.generator, device=self.device)
-            members = draws.topk(count).indices
+            members = draws.topk(count).indices  # [count]; the other critics are not evaluated
         return self._clamp_value(self.model.target_critic(observations, actions, members).amin(dim=0))
 
     def _cloning_loss(self, batch: Batch, own_actions: Tensor, *, q_filter: bool) -> Tensor:
         """Return the mean squared distance of ``own_actions`` ``[P, A]`` to the actions of the P offline rows.
 
-        With the Q-filter only those rows count whose action the critics value above the actor's own.
+        With the Q-filter, a row counts only if the critics value its action above the actor's own.
         """
         rows = slice(0, batch.offline_rows)
-        observations, actions = batch.observations[rows], batch.actions[rows]
+        observations, actions = batch.observations[rows], batch.actions[rows]  # [P, policy_dim], [P, A]
         errors = (own_actions - actions).square().mean(dim=1)  # [P]
         if q_filter:
             with torch.no_grad():
+                # The mean over the critics, [2P]: one call for both kinds of actions.
                 both = self.model.critic(observations.repeat(2, 1), torch.cat([actions, own_actions])).mean(dim=0)
                 demonstrated, own = both.chunk(2)  # [P] each
             errors = errors * (demonstrated > own)
         return errors.mean()
 
     def _td_error(self, batch: Batch, next_values: Tensor) -> tuple[Tensor, Metrics]:
-        """Return Σ_i mean (Q_i(s, a) - (r + γ (1 - terminated) next_value))² over the critics i."""
+        """Return Σ_i mean (Q_i(s, a) - y)² over the critics i, with y = r + γ (1 - terminated) next_value, ``[B]``."""
         targets = batch.rewards + self.settings.gamma * (1.0 - batch.terminated) * next_values  # [B]
         values = self.model.critic(batch.observations, batch.actions)  # [members, B]
         loss = (values - targets).square().mean(dim=1).sum()

@@ -1,4 +1,4 @@
-"""What IQL and AWAC share: a Gaussian policy that imitates the data's actions by how good they are."""
+"""What IQL and AWAC share: a Gaussian policy that imitates the data's actions, weighted by their advantage."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from rl_training.types import Batch
 
 
 class AdvantageWeightedSettings(ActorCriticSettings):
-    """Settings of learners that imitate by advantage."""
+    """Settings of learners that weight imitation by the advantage."""
 
     max_weight: float = Field(100.0, gt=0, description="largest weight of an action")
     normalize_advantages: bool = Field(
-        False, description="divide advantages by their std over the batch, so that the reward's scale does not matter"
+        False,
+        description="divide advantages by their std over the batch, so that the scale of the reward has no effect",
     )
 
 
 class AdvantageWeighted(ActorCritic):
-    """Knows the weighted likelihood, and how to act on it."""
+    """A learner whose policy maximises the weighted likelihood of the data's actions."""
 
     settings: AdvantageWeightedSettings
 
     def weighted_likelihood_loss(self, batch: Batch, advantages: Tensor, sharpness: float) -> Tensor:
-        """Return -mean w log π(a|s) with w = exp(sharpness · advantage), up to a limit."""
+        """Return -mean w log π(a|s) with w = min(exp(sharpness · advantage), max_weight); advantages are ``[B]``."""
         if self.settings.normalize_advantages:
             advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-6)
-        weights = (sharpness * advantages).exp().clamp(max=self.settings.max_weight)
-        log_probs: Tensor = self.model.actor.log_prob(batch.observations, batch.actions)
+        weights = (sharpness * advantages).exp().clamp(max=self.settings.max_weight)  # [B]
+        log_probs: Tensor = self.model.actor.log_prob(batch.observations, batch.actions)  # [B]
         return -(weights * log_probs).mean()
 
     def _act(self, observations: Tensor, deterministic: bool) -> Any:

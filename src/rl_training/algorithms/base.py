@@ -25,7 +25,7 @@ class LearnerSettings(Settings):
 
     hidden_sizes: tuple[int, ...] = Field((256, 256), min_length=1, description="units of each hidden layer")
     batch_size: int = Field(256, ge=1, description="transitions of one update")
-    learning_rate: float = Field(3e-4, gt=0, description="step size of every optimiser that has no rate of its own")
+    learning_rate: float = Field(3e-4, gt=0, description="learning rate of every optimiser without a separate setting")
     max_grad_norm: float | None = Field(None, gt=0, description="clip each optimiser's gradient to this norm")
     normalize_observations: bool = Field(False, description="scale observations by their running mean and std")
 
@@ -37,32 +37,34 @@ class LearnerSettings(Settings):
 
 
 class CriticSettings(LearnerSettings):
-    """Settings of learners that learn values."""
+    """Settings of learners with critics."""
 
     gamma: float = Field(0.99, ge=0, lt=1, description="discount")
-    tau: float = Field(0.005, gt=0, le=1, description="step of the target networks towards the networks, per update")
-    critic_layer_norm: bool | None = Field(None, description="LayerNorm in the critics; unset: in goal tasks")
-    clamp_target: bool = Field(True, description="keep bootstrapped values within what the reward allows, where known")
+    tau: float = Field(
+        0.005, gt=0, le=1, description="share by which target networks move towards the networks at each update"
+    )
+    critic_layer_norm: bool | None = Field(None, description="LayerNorm in the critics; unset: only in goal tasks")
+    clamp_target: bool = Field(True, description="clamp bootstrapped values to what the reward allows, if known")
 
 
 class Learner(nn.Module):
-    """Turns batches into a better policy. It knows nothing of environments, files or budgets.
+    """Improves a policy from batches. It does not use environments, files or budgets.
 
     Every network, target, statistic and temperature is a parameter or buffer of this module, and every optimiser is
-    made by ``_optimizer``: ``training_state`` is derived from these and cannot forget one.
+    made by ``_optimizer``. ``training_state`` is derived from these, so it is always complete.
     """
 
     Settings: ClassVar[type[LearnerSettings]] = LearnerSettings
     settings: LearnerSettings
     actions: ClassVar[Literal["continuous", "discrete", "any"]] = "continuous"
     run_defaults: ClassVar[Mapping[str, float]] = {}
-    """Settings of a run, such as its exploration, whose default is this learner's own."""
+    """Defaults of settings outside the learner, such as exploration, that this learner replaces."""
     one_actor_update_per_step: ClassVar[bool] = False
-    """Whether ``policy_delay``, where it is unset, equals the updates per environment step."""
+    """Whether an unset ``policy_delay`` equals the number of updates per environment step."""
     scheduled_optimizers: ClassVar[tuple[str, ...] | None] = None
     """The optimisers whose learning rate follows a schedule; None: all of them."""
     policy_prefix: ClassVar[str | None] = None
-    """Where the policy network is in ``state_dict()``; None for a learner without one."""
+    """The prefix of the policy network's names in ``state_dict()``; None for a learner without one."""
     temperatures: ClassVar[Mapping[str, str]] = {}
     """Scalar parameters that are learned only on request, each with the name of its optimiser."""
 
@@ -78,7 +80,7 @@ class Learner(nn.Module):
         name = type(self).__name__
         if not self.supports(spec):
             found = "discrete" if spec.is_discrete else "continuous"
-            raise ConfigError(f"{name} needs {self.actions} actions, but this task's are {found}")
+            raise ConfigError(f"{name} needs {self.actions} actions, but the task has {found} ones")
         if not isinstance(settings, LearnerSettings):
             settings = parse_settings(self.Settings, settings or {}, where=name)
         self.spec, self.settings = spec, settings
@@ -94,21 +96,21 @@ class Learner(nn.Module):
 
     @classmethod
     def supports(cls, spec: SpaceSpec) -> bool:
-        """Return whether this learner can choose the actions of a task."""
+        """Return whether this learner supports the actions of a task."""
         return cls.actions in ("discrete" if spec.is_discrete else "continuous", "any")
 
     @property
     def update_kind(self) -> Hashable:
-        """What the next update does. Two updates of equal kind run the same operations on different numbers."""
+        """The kind of the next update. Updates of equal kind run the same operations on different numbers."""
         return None
 
     @property
     def needs_returns(self) -> bool:
-        """Whether batches of offline data should carry returns."""
+        """Whether batches of offline data should contain returns."""
         return False
 
     def set_reward_range(self, reward_range: tuple[float, float] | None) -> None:
-        """Learn that rewards lie in this range; None: in no known one. Only learners of values use it."""
+        """Set the range of the rewards, or None if it is unknown. Only learners with critics use it."""
 
     def _build(self, generator: torch.Generator) -> None:
         """Make the networks, on ``self.device``, and their optimisers."""
@@ -119,7 +121,7 @@ class Learner(nn.Module):
         raise NotImplementedError
 
     def _act(self, observations: Tensor, deterministic: bool) -> Tensor:
-        """Choose actions for normalised observations."""
+        """Return actions ``[B, action_dim]`` for normalised observations ``[B, policy_dim]``."""
         raise NotImplementedError
 
     def update(self, batch: Batch) -> Metrics:
@@ -128,7 +130,7 @@ class Learner(nn.Module):
         return self._update(self.normalized(batch))
 
     def normalized(self, batch: Batch) -> Batch:
-        """Return a batch as the losses expect it: with observations on the scale of the normaliser, if there is one."""
+        """Return the batch with normalised observations, if there is a normaliser; the losses expect such a batch."""
         if self.normalizer is None:
             return batch
         return batch._replace(
@@ -155,7 +157,7 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def observe(self, observations: Tensor) -> None:
-        """Add observations ``[B, policy_dim]`` to the normaliser's statistics, where there is a normaliser."""
+        """Add observations ``[B, policy_dim]`` to the normaliser's statistics, if there is a normaliser."""
         if self.normalizer is not None:
             self.normalizer.observe(observations)
 
@@ -169,7 +171,7 @@ class Learner(nn.Module):
                     group["lr"] = self._learning_rates[name] * factor
 
     def training_state(self) -> dict[str, Any]:
-        """Return everything that decides the updates to come."""
+        """Return everything that later updates depend on."""
         return {
             "module": self.state_dict(),
             "optimizers": {name: _optimizer_state(optimizer) for name, optimizer in self._optimizers.items()},
@@ -185,7 +187,7 @@ class Learner(nn.Module):
         self.update_count = int(state["update_count"])
 
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore the moments of every optimiser by name; an optimiser that is not listed starts afresh."""
+        """Restore the moments of every optimiser by name; one that is not listed starts without moments."""
         for name, optimizer in self._optimizers.items():
             moments = {int(index): dict(values) for index, values in states.get(name, {}).items()}
             optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -197,11 +199,11 @@ class Learner(nn.Module):
             ValueError: the other policy's networks or normalisation differ from this one's.
         """
         if prefix is None or self.policy_prefix is None or f"{prefix}mlp.output.weight" not in module:
-            raise ValueError("one of the two has no policy network of its own")
+            raise ValueError("the other learner or this one has no policy network: expected one in both")
         load_actor(self.get_submodule(self.policy_prefix.rstrip(".")), _below(module, prefix))
         statistics = _below(module, "normalizer.")
         if bool(statistics) != (self.normalizer is not None):
-            raise ValueError(f"normalize_observations is {bool(statistics)} there: expected the same here")
+            raise ValueError(f"normalize_observations is {bool(statistics)} in the other run: expected the same here")
         if self.normalizer is not None:
             self.normalizer.load_state_dict(statistics)
 
@@ -215,39 +217,39 @@ class Learner(nn.Module):
         return optimizer
 
     def _minimize(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Take one step on the optimiser's own parameters; gradients of all others are never computed."""
+        """Take one step on the optimiser's own parameters; no other gradients are computed."""
         parameters = optimizer.param_groups[0]["params"]
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient.contiguous()  # the fused Adam reads memory in order
+            parameter.grad = gradient.contiguous()  # the fused Adam needs contiguous memory
         if self.settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         optimizer.step()
 
 
 class CriticLearner(Learner):
-    """A learner of values. Bootstrapped values are clamped to what the reward allows, where that is known."""
+    """A learner with critics. It clamps bootstrapped values to what the reward allows, if that range is known."""
 
     Settings = CriticSettings
     settings: CriticSettings
     value_bounds: tuple[float, float] | None = None
-    """The smallest and largest value any policy can have; None where unknown, or where ``clamp_target`` is off."""
+    """The smallest and largest value any policy can have; None if unknown, or if ``clamp_target`` is off."""
 
     def _build(self, generator: torch.Generator) -> None:
         self.set_reward_range(self.spec.reward_range)
 
     @property
     def update_kind(self) -> Hashable:
-        """The bounds are part of it: they are constants of a recorded update."""
+        """The kind of the next update. It includes the bounds, which are constants in a recorded update."""
         return self.value_bounds
 
     @property
     def critic_layer_norm(self) -> bool:
-        """Whether the critics have LayerNorm: as the settings say, else in goal tasks."""
-        asked = self.settings.critic_layer_norm
-        return self.spec.goal_dim > 0 if asked is None else asked
+        """Whether the critics have LayerNorm: as set, or by default only in goal tasks."""
+        setting = self.settings.critic_layer_norm
+        return self.spec.goal_dim > 0 if setting is None else setting
 
     def set_reward_range(self, reward_range: tuple[float, float] | None) -> None:
-        """Derive the bounds of all values, [min(r, r/(1-γ)), max(r, r/(1-γ))] at the ends of the range."""
+        """Set the bounds of all values: min(r, r/(1-γ)) of the smallest reward, max(r, r/(1-γ)) of the largest."""
         self.value_bounds = None
         if reward_range is not None and self.settings.clamp_target:
             (low, high), horizon = reward_range, 1.0 / (1.0 - self.settings.gamma)
@@ -259,13 +261,13 @@ class CriticLearner(Learner):
 
 
 def soft_update(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter], tau: float) -> None:
-    """Move target parameters a share ``tau`` of the way."""
+    """Move each target parameter a share ``tau`` of the way to its source."""
     with torch.no_grad():
         torch._foreach_lerp_(list(targets), list(sources), tau)
 
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the part of a module's state whose names begin with ``prefix``, without it."""
+    """Return the entries whose names start with ``prefix``, under their names without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 

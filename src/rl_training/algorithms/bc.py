@@ -1,4 +1,4 @@
-"""Behavioural cloning: do what the data does.
+"""Behavioural cloning: supervised learning of the data's actions.
 
 Deterministic:  L = mean ‖π(s) - a‖²        Gaussian:  L = -mean log π(a|s)        Discrete:  cross-entropy
 """
@@ -46,7 +46,7 @@ class BC(Learner):
         self.actor_optimizer = self._optimizer("actor", self.actor.parameters(), self.settings.learning_rate)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return how far the policy is from the data."""
+        """Return the error of the actor's output: actions ``[B, A]``, or logits ``[B, num_actions]`` if discrete."""
         if self.spec.is_discrete:
             loss = F.cross_entropy(self.actor(batch.observations), batch.actions[:, 0].long())
         elif self.settings.policy == "gaussian":

@@ -2,15 +2,16 @@
 
 Critic:  L = SAC's + α_cql Σ_i mean (logsumexp_a Q_i(s, a) - Q_i(s, a_data))
 
-The log-sum-exp is estimated from n random actions and n of the policy at s and at s' each, every value less the
-log-density it was drawn with. With ``lagrange`` set, α_cql is learned so that the gap stays near that number.
+The log-sum-exp is estimated from 3n actions: n uniform ones, n of the policy at s, and n of the policy at s'. The
+log-density of each action is subtracted from its value (importance weights). With ``lagrange`` set, α_cql is learned so
+that the gap stays near that number.
 
-``calibrated`` is Cal-QL (Nakamoto et al., 2023, https://arxiv.org/abs/2303.05479): the policy's own actions count with
-at least the return that the data reached from s, so that values are not pushed below what fine-tuning will find. Only
-rows of offline data have such a return; online rows are not bounded.
+``calibrated`` is Cal-QL (Nakamoto et al., 2023, https://arxiv.org/abs/2303.05479): the values of the policy's
+actions are raised to at least the return that the data reached from s, so that CQL does not push them below the returns
+of the data. Only offline rows have such a return; online rows are not bounded.
 
-An actor that follows values which are still wrong leaves the data. ``bc_updates`` keeps it near the data at first,
-``bc_weight`` throughout; both are off by default.
+At first the values are wrong, and an actor that maximises them moves away from the data. ``bc_updates`` lets it clone
+the data at first, ``bc_weight`` adds a cloning term throughout; both are off by default.
 
 On discrete actions (``DiscreteCQL``, on double DQN) the log-sum-exp is exact.
 """
@@ -33,18 +34,20 @@ from rl_training.types import Batch, Metrics
 class CQLSettings(SACSettings):
     """Settings of CQL."""
 
-    cql_alpha: float = Field(5.0, ge=0, description="weight of the conservative term (where lagrange is set: at first)")
+    cql_alpha: float = Field(5.0, ge=0, description="weight of the conservative term; with lagrange: its initial value")
     cql_actions: int = Field(10, ge=1, description="actions drawn from each of the three sources")
-    lagrange: float | None = Field(None, description="gap that a learned weight aims at; unset: the weight is fixed")
-    backup_entropy: bool | None = Field(False, description="entropy in the target")
+    lagrange: float | None = Field(
+        None, description="target of the gap, which a learned weight keeps; unset: the weight is fixed"
+    )
+    backup_entropy: bool | None = Field(False, description="include the entropy term in the target")
     bc_updates: int = Field(
-        0, ge=0, description="first updates, in which the actor clones the data while the critics already learn"
+        0, ge=0, description="number of first updates in which the actor clones the data; the critics learn as usual"
     )
     calibrated: bool = Field(False, description="Cal-QL: do not push values below the returns that the data reached")
 
 
 class CQL(SAC):
-    """SAC whose critics are pushed down on actions the data does not hold."""
+    """SAC with a penalty on the values of actions that are not in the data."""
 
     Settings = CQLSettings
     settings: CQLSettings
@@ -65,48 +68,51 @@ class CQL(SAC):
         return super().update_kind, self.update_count + 1 <= self.settings.bc_updates
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
-        """Return SAC's loss, or at first that of cloning."""
+        """Return SAC's loss, or the cloning loss in the first ``bc_updates`` updates."""
         if not 0 < self.settings.bc_updates >= self.update_count:
             return super().actor_loss(batch)
         loss = -self.model.actor.log_prob(batch.observations, batch.actions).mean()
         with torch.no_grad():  # for the temperature
-            _, log_probs = self.model.actor.sample(batch.observations, self.generator)
+            _, log_probs = self.model.actor.sample(batch.observations, self.generator)  # [B]
         return loss, log_probs, {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
 
     @property
     def needs_returns(self) -> bool:
-        """Whether batches of logged data should carry returns."""
+        """Whether batches of offline data should contain returns."""
         return self.settings.calibrated
 
     def conservative_gap(self, batch: Batch) -> Tensor:
-        """Return, per critic, how much higher other actions are valued than the data's ``[members]``."""
+        """Return for each critic how much higher it values other actions than the data's, ``[members]``.
+
+        Shapes: B rows, n = ``cql_actions``, A = ``action_dim``.
+        """
         size, count = len(batch.observations), self.settings.cql_actions
         with torch.no_grad():
             shape = (size, count, self.spec.action_dim)
-            random = torch.rand(shape, generator=self.generator, device=self.device) * 2.0 - 1.0
-            both = torch.cat([batch.observations, batch.next_observations])
-            drawn, log_probs = self.model.actor.sample(both, self.generator, count)
-            now, after = drawn.split(size)
-            log_now, log_after = log_probs.split(size)
-            density = torch.full_like(log_now, -self.spec.action_dim * math.log(2.0))  # of the uniform actions
-            weights = torch.cat([density, log_now, log_after], dim=1)
-            observations = batch.observations.repeat_interleave(count, dim=0)
-        # One source at a time: what a third of the actions needs still fits a processor's cache.
+            random = torch.rand(shape, generator=self.generator, device=self.device) * 2.0 - 1.0  # [B, n, A]
+            both = torch.cat([batch.observations, batch.next_observations])  # [2B, policy_dim]
+            drawn, log_probs = self.model.actor.sample(both, self.generator, count)  # [2B, n, A], [2B, n]
+            now, after = drawn.split(size)  # [B, n, A] each
+            log_now, log_after = log_probs.split(size)  # [B, n] each
+            density = torch.full_like(log_now, -self.spec.action_dim * math.log(2.0))  # [B, n], uniform
+            weights = torch.cat([density, log_now, log_after], dim=1)  # [B, 3n]
+            observations = batch.observations.repeat_interleave(count, dim=0)  # [B * n, policy_dim]
+        # [members, B, n] for each source; one source at a time, because a third of the actions fits into the cache.
         random_values, *own_values = (
             self.model.critic(observations, actions.flatten(0, 1)).view(-1, size, count)
             for actions in (random, now, after)
         )
         if self.settings.calibrated and batch.returns is not None:
             own_values = [torch.maximum(values, batch.returns[:, None]) for values in own_values]
-        values = torch.cat([random_values, *own_values], dim=2)
-        others = torch.logsumexp(values - weights, dim=2) - math.log(3 * count)
-        taken: Tensor = self.model.critic(batch.observations, batch.actions)
+        values = torch.cat([random_values, *own_values], dim=2)  # [members, B, 3n]
+        others = torch.logsumexp(values - weights, dim=2) - math.log(3 * count)  # [members, B]
+        taken: Tensor = self.model.critic(batch.observations, batch.actions)  # [members, B]
         return (others - taken).mean(dim=1)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return SAC's error and the weighted conservative gap."""
         loss, metrics = super().critic_loss(batch)
-        gap = self.conservative_gap(batch)
+        gap = self.conservative_gap(batch)  # [members]
         weight = self.log_cql_alpha.exp().clamp(max=1e6)
         if self.settings.lagrange is not None:
             excess = gap.detach() - self.settings.lagrange
@@ -125,7 +131,7 @@ class DiscreteCQLSettings(DQNSettings):
 
 
 class DiscreteCQL(DQN):
-    """Double DQN whose values are pushed down on actions the data does not hold."""
+    """Double DQN with a penalty on the values of actions that are not in the data."""
 
     Settings = DiscreteCQLSettings
     settings: DiscreteCQLSettings
@@ -133,7 +139,7 @@ class DiscreteCQL(DQN):
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return DQN's error and the weighted conservative gap."""
         loss, metrics = super().critic_loss(batch)
-        values: Any = self.model.critic(batch.observations)
-        taken = values.gather(1, batch.actions.long()).squeeze(1)
+        values: Any = self.model.critic(batch.observations)  # [B, num_actions]
+        taken = values.gather(1, batch.actions.long()).squeeze(1)  # [B]
         gap = (torch.logsumexp(values, dim=1) - taken).mean()
         return loss + self.settings.cql_alpha * gap, metrics | {"train/cql_gap": gap.detach()}

@@ -2,7 +2,7 @@
 
 y = r + γ (1 - terminated) · Q'(s', argmax_a Q(s', a)),   L = mean Huber(Q(s, a) - y)
 
-Deviation from the paper: the target follows by soft updates (``tau``), not by copies every few thousand steps.
+Deviation from the paper: the target network moves by soft updates (``tau``), not by copies every few thousand steps.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class DQN(CriticLearner):
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the double-Q temporal-difference error."""
         with torch.no_grad():
-            next_actions = self.model.critic(batch.next_observations).argmax(dim=1, keepdim=True)
+            next_actions = self.model.critic(batch.next_observations).argmax(dim=1, keepdim=True)  # [B, 1]
             next_values = self.model.target_critic(batch.next_observations).gather(1, next_actions).squeeze(1)  # [B]
-            continues = self.settings.gamma * (1.0 - batch.terminated)
-            targets = batch.rewards + continues * self._clamp_value(next_values)
+            continues = self.settings.gamma * (1.0 - batch.terminated)  # [B]
+            targets = batch.rewards + continues * self._clamp_value(next_values)  # [B]
         values = self.model.critic(batch.observations).gather(1, batch.actions.long()).squeeze(1)  # [B]
         loss = F.smooth_l1_loss(values, targets)
         return loss, {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}

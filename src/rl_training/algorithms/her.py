@@ -1,6 +1,6 @@
-"""HER's learner: any off-policy learner, on the observation with the desired goal beside it.
+"""HER's learner: any off-policy learner, applied to the observation concatenated with the desired goal.
 
-The relabelling itself happens where transitions are sampled: see ``data/her_replay_buffer.py``.
+The replay buffer relabels transitions when it samples them: see ``data/her_replay_buffer.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl_training.types import SpaceSpec
 class HER:
     """Builds the ``backend`` learner for a goal task. The result is that learner, with the same ``update``."""
 
-    def __new__(  # type: ignore[misc]  # a learner of another class is the purpose
+    def __new__(  # type: ignore[misc]  # returns a learner of another class on purpose
         cls,
         spec: SpaceSpec,
         settings: LearnerSettings | Mapping[str, Any] | None = None,
@@ -30,5 +30,5 @@ class HER:
     ) -> Learner:
         """Return a learner of the backend's class."""
         if spec.goal_dim == 0:
-            raise ConfigError("HER needs a task with goals: a SpaceSpec with goal_dim above 0")
+            raise ConfigError("HER needs a task with goals: goal_dim is 0, expected at least 1")
         return find_algorithm("her", backend).learner(spec, settings, device=device, seed=seed)

@@ -1,10 +1,10 @@
 """Implicit Q-Learning (Kostrikov et al., 2021, https://arxiv.org/abs/2110.06169).
 
-Value:   L = mean |τ_e - 1(u < 0)| u²,   u = min_i Q'_i(s, a) - V(s)      (an expectile: the best actions of the data)
+Value:   L = mean |τ_e - 1(u < 0)| u²,   u = min_i Q'_i(s, a) - V(s)   (an expectile: near the best actions of the data)
 Critic:  y = r + γ (1 - terminated) · V(s'),   L = Σ_i mean (Q_i(s, a) - y)²
-Actor:   L = -mean w log π(a|s),   w = exp(β u) up to a limit
+Actor:   L = -mean w log π(a|s),   w = min(exp(β u), max_weight)
 
-No action outside the data is ever valued.
+IQL never evaluates an action outside the data.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from rl_training.types import Batch, Metrics
 class IQLSettings(AdvantageWeightedSettings):
     """Settings of IQL."""
 
-    expectile: float = Field(0.7, gt=0, lt=1, description="0.5 values the data's mean action, near 1 its best")
-    temperature: float = Field(3.0, ge=0, description="β: 0 clones the data, large prefers its best actions")
+    expectile: float = Field(
+        0.7, gt=0, lt=1, description="0.5: the value of the data's mean action; near 1: that of its best"
+    )
+    temperature: float = Field(3.0, ge=0, description="β: 0 clones the data, a large value prefers its best actions")
 
 
 class IQL(AdvantageWeighted):
@@ -32,7 +34,7 @@ class IQL(AdvantageWeighted):
     Settings = IQLSettings
     settings: IQLSettings
     Model = MLPIQLModel
-    scheduled_optimizers = ("actor",)  # the paper's cosine schedule is the policy's alone
+    scheduled_optimizers = ("actor",)  # the paper's cosine schedule applies to the policy only
 
     def _build(self, generator: torch.Generator) -> None:
         super()._build(generator)
@@ -42,20 +44,20 @@ class IQL(AdvantageWeighted):
     def value_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the expectile loss and the advantages ``[B]`` of the data's actions."""
         with torch.no_grad():
-            targets = self._target_minimum(batch.observations, batch.actions)
-        advantages = targets - self.model.value(batch.observations).squeeze(-1)
+            targets = self._target_minimum(batch.observations, batch.actions)  # [B]
+        advantages = targets - self.model.value(batch.observations).squeeze(-1)  # [B]
         # |τ - 1(u < 0)| is τ above zero and 1 - τ below it.
-        weights = torch.where(advantages < 0, 1.0 - self.settings.expectile, self.settings.expectile)
+        weights = torch.where(advantages < 0, 1.0 - self.settings.expectile, self.settings.expectile)  # [B]
         return (weights * advantages.square()).mean(), advantages.detach()
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the temporal-difference error of all critics."""
         with torch.no_grad():
-            next_values = self._clamp_value(self.model.value(batch.next_observations).squeeze(-1))
+            next_values = self._clamp_value(self.model.value(batch.next_observations).squeeze(-1))  # [B]
         return self._td_error(batch, next_values)
 
     def actor_loss(self, batch: Batch, advantages: Tensor) -> Tensor:
-        """Return the weighted negative log-likelihood of the data's actions."""
+        """Return the negative log-likelihood of the data's actions, weighted by their advantages ``[B]``."""
         return self.weighted_likelihood_loss(batch, advantages, self.settings.temperature)
 
     def _update(self, batch: Batch) -> Metrics:

@@ -1,4 +1,4 @@
-"""Adam without the bookkeeping around it."""
+"""Adam with less overhead per step."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class FusedAdam(torch.optim.Adam):
         group = self.param_groups[0]
         if self._arguments is None:
             if not self.state:
-                super().step()  # the first one makes the moments
+                super().step()  # the first step creates the moments
                 return
             states = [self.state[parameter] for parameter in group["params"]]
             self._counts = torch.stack([state["step"] for state in states])
             for state, count in zip(states, self._counts, strict=True):
-                state["step"] = count  # a view: one addition counts for all of them
+                state["step"] = count  # a view, so that one addition updates all counts
             self._arguments = tuple([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
         means, squares, steps = self._arguments
         self._counts += 1
@@ -58,4 +58,4 @@ class FusedAdam(torch.optim.Adam):
             maximize=False,
         )
 
-    step.hooked = True  # type: ignore[attr-defined]  # skips torch's profiling hook, a third of a small step
+    step.hooked = True  # type: ignore[attr-defined]  # skips torch's profiling hook: a third of a small step

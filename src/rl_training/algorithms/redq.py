@@ -3,9 +3,9 @@
 SAC with a large ensemble of critics, so that many updates per environment step do not overestimate values:
 
 Critic:  y = r + γ (1 - terminated) · (min_{i in subset} Q'_i(s', a') - α log π(a'|s')),   L = Σ_i mean (Q_i(s, a) - y)²
-Actor:   L = mean (α log π(a|s) - mean_i Q_i(s, a)),   once per environment step, however many critic updates it has.
+Actor:   L = mean (α log π(a|s) - mean_i Q_i(s, a)),   once per environment step, for any number of critic updates.
 
-The subset of ``num_min_critics`` critics is drawn anew at every update.
+The subset of ``num_min_critics`` critics is drawn again at every update.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class REDQSettings(SACSettings):
 
     num_critics: int = Field(10, ge=1, le=256, description="critics in the ensemble")
     num_min_critics: int | None = Field(
-        2, ge=1, description="critics, drawn anew each update, whose minimum is the target; unset: all"
+        2, ge=1, description="critics drawn at random for each update; their minimum is the target; unset: all"
     )
     policy_delay: int = Field(
         20, ge=1, description="critic updates for each update of the actor; in a run: gradient_updates_per_step"

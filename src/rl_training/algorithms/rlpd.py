@@ -1,11 +1,11 @@
 """RLPD: Reinforcement Learning with Prior Data (Ball et al., 2023, https://arxiv.org/abs/2302.02948).
 
-SAC with what makes offline data safe to learn from at many updates per environment step: LayerNorm in the critics, a
-large ensemble of critics whose target is the minimum over a small random subset, and batches of which a fixed share is
-offline data (``data/mixture.py``).
+SAC with three additions that keep it stable on offline data with many updates per environment step: LayerNorm in the
+critics, a large ensemble of critics whose target is the minimum over a small random subset, and batches with a fixed
+share of offline rows (``data/mixture.py``).
 
 Critic:  y = r + γ (1 - terminated) · (min_{i in subset} Q'_i(s', a') - α log π(a'|s')),   L = Σ_i mean (Q_i(s, a) - y)²
-Actor:   L = mean (α log π(a|s) - mean_i Q_i(s, a)),   once per environment step, however many critic updates it has.
+Actor:   L = mean (α log π(a|s) - mean_i Q_i(s, a)),   once per environment step, for any number of critic updates.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class RLPDSettings(SACSettings):
 
     num_critics: int = Field(10, ge=1, le=256, description="critics in the ensemble")
     num_min_critics: int | None = Field(
-        2, ge=1, description="critics, drawn anew each update, whose minimum is the target; unset: all"
+        2, ge=1, description="critics drawn at random for each update; their minimum is the target; unset: all"
     )
     critic_layer_norm: bool | None = Field(True, description="LayerNorm in the critics")
     policy_delay: int = Field(
         20, ge=1, description="critic updates for each update of the actor; in a run: gradient_updates_per_step"
     )
     target_entropy: float | None = Field(
-        None, description="entropy an automatic temperature aims at; unset: -action_dim / 2"
+        None, description="target entropy of an automatic temperature; unset: -action_dim / 2"
     )
 
 
@@ -46,7 +46,7 @@ class RLPD(SAC):
 
     @staticmethod
     def default_target_entropy(spec: SpaceSpec) -> float:
-        """Return half of SAC's: policies near demonstrations are narrow."""
+        """Return half of SAC's default, as the paper's code does."""
         return -spec.action_dim / 2
 
     def _policy_values(self, values: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ Critic:       y = r + γ (1 - terminated) · (min_i Q'_i(s', a') - α log π(a'|
 Actor:        L = mean (α log π(a|s) - min_i Q_i(s, a)),   a ~ π(·|s)
 Temperature:  L = -mean log α · (log π(a|s) + target entropy), together with the actor.
 
-In goal tasks the entropy term of y is left out unless ``backup_entropy`` asks for it: with it, values leave the range
-that the sparse reward allows.
+In goal tasks the entropy term of y is left out unless ``backup_entropy`` is set, because it would take the values
+out of the range that the sparse reward allows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class SACSettings(DemonstrationSettings, ActorCriticSettings):
     alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description="temperature: a fixed number, or auto to learn it"
     )
-    initial_alpha: float = Field(1.0, gt=0, description="where an automatic temperature starts")
+    initial_alpha: float = Field(1.0, gt=0, description="initial value of an automatic temperature")
     target_entropy: float | None = Field(
-        None, description="entropy an automatic temperature aims at; unset: -action_dim"
+        None, description="target entropy of an automatic temperature; unset: -action_dim"
     )
-    backup_entropy: bool | None = Field(None, description="entropy in the target; unset: except in goal tasks")
+    backup_entropy: bool | None = Field(
+        None, description="include the entropy term in the target; unset: not in goal tasks"
+    )
 
 
 class SAC(ActorCritic):
@@ -51,7 +53,7 @@ class SAC(ActorCritic):
         self.target_entropy = self.default_target_entropy(self.spec) if aim is None else aim
         self.learns_alpha = settings.alpha == "auto"
         alpha = settings.initial_alpha if settings.alpha == "auto" else settings.alpha
-        # A fixed temperature may be 0, whose logarithm is kept as a very small number.
+        # A fixed temperature may be 0, which has no logarithm: a very small temperature is stored instead.
         log_alpha = torch.tensor(math.log(max(alpha, 1e-20)), device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=self.learns_alpha)
         if self.learns_alpha:
@@ -61,32 +63,33 @@ class SAC(ActorCritic):
 
     @property
     def backup_entropy(self) -> bool:
-        """Whether the target holds the entropy term: as the settings say, else except in goal tasks."""
-        asked = self.settings.backup_entropy
-        return self.spec.goal_dim == 0 if asked is None else asked
+        """Whether the target includes the entropy term: as set, or by default in all but goal tasks."""
+        setting = self.settings.backup_entropy
+        return self.spec.goal_dim == 0 if setting is None else setting
 
     def set_reward_range(self, reward_range: tuple[float, float] | None) -> None:
-        """Bound the values, unless they hold the entropy term: soft values may leave the reward's range."""
+        """Bound the values, unless they include the entropy term, which can exceed the reward's range."""
         super().set_reward_range(None if self.backup_entropy else reward_range)
 
     @staticmethod
     def default_target_entropy(spec: SpaceSpec) -> float:
-        """Return the entropy that an automatic temperature aims at where nothing else is asked for."""
+        """Return the target entropy if ``target_entropy`` is unset."""
         return -spec.action_dim
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the soft temporal-difference error of all critics."""
         with torch.no_grad():
+            # [B, A], [B]
             next_actions, next_log_probs = self.model.actor.sample(batch.next_observations, self.generator)
-            next_values = self._target_minimum(batch.next_observations, next_actions)
+            next_values = self._target_minimum(batch.next_observations, next_actions)  # [B]
             if self.backup_entropy:
                 next_values = next_values - self.log_alpha.exp() * next_log_probs
         return self._td_error(batch, next_values)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         """Return the actor's loss and the log-probabilities ``[B]`` of the actions it drew."""
-        actions, log_probs = self.model.actor.sample(batch.observations, self.generator)
-        values = self._policy_values(self.model.critic(batch.observations, actions))
+        actions, log_probs = self.model.actor.sample(batch.observations, self.generator)  # [B, A], [B]
+        values = self._policy_values(self.model.critic(batch.observations, actions))  # [B]
         loss = (self.log_alpha.exp().detach() * log_probs - values).mean()
         log_probs = log_probs.detach()
         metrics = {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
@@ -104,11 +107,11 @@ class SAC(ActorCritic):
         return values.amin(dim=0)
 
     def alpha_loss(self, log_probs: Tensor) -> Tensor:
-        """Return the loss that raises the temperature while the entropy is below its target."""
+        """Return the loss that raises the temperature while the entropy is below its target; log_probs: ``[B]``."""
         return -self.log_alpha * (log_probs + self.target_entropy).mean()
 
     def _improve_actor(self, batch: Batch) -> Metrics:
-        """Move the actor, and the temperature with it."""
+        """Move the actor and the temperature."""
         loss, log_probs, metrics = self.actor_loss(batch)
         self._minimize(loss, self.actor_optimizer)
         if self.learns_alpha:

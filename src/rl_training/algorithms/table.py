@@ -27,7 +27,7 @@ from rl_training.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A name that ``algo`` can have: a learner, and where its batches come from."""
+    """One value of ``algo``: a learner, and where its batches come from."""
 
     name: str
     learner: type[Learner]
@@ -36,9 +36,9 @@ class Algorithm:
     online: bool = True
     """Whether a run collects data, unless its settings say otherwise."""
     hindsight: bool = False
-    """Whether goals are replaced as transitions are sampled, for the learner that ``backend`` names."""
+    """Whether sampled transitions are relabelled; the setting ``backend`` then names the learner."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of a run whose default is this algorithm's own, beyond ``learner.run_defaults``."""
+    """Defaults of settings that this algorithm replaces, in addition to ``learner.run_defaults``."""
 
     @property
     def class_name(self) -> str:

@@ -3,8 +3,8 @@
 Critic:  y = r + γ (1 - terminated) · min_i Q'_i(s', π'(s') + clipped noise),   L = Σ_i mean (Q_i(s, a) - y)²
 Actor:   L = -mean Q_1(s, π(s)), every ``policy_delay`` critic updates, together with the targets.
 
-In goal tasks a small penalty keeps the actor's output before its tanh near zero, as HER's authors did with the action
-itself: a saturated actor gets no gradient, and without the penalty some seeds stay stuck there.
+In goal tasks a small penalty keeps the actor's output before its tanh near zero; HER's authors penalise the action
+itself. A saturated actor gets no gradient, and without the penalty some seeds never recover.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class TD3(ActorCritic):
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the temporal-difference error of all critics."""
         with torch.no_grad():
-            next_actions = self.model.target_actor(batch.next_observations)
+            next_actions = self.model.target_actor(batch.next_observations)  # [B, A]
             if self.settings.target_noise > 0:
-                noise = torch.randn(next_actions.shape, generator=self.generator, device=self.device)
+                noise = torch.randn(next_actions.shape, generator=self.generator, device=self.device)  # [B, A]
                 limit = self.settings.target_noise_clip
                 next_actions += (noise * self.settings.target_noise).clamp_(-limit, limit)
                 next_actions.clamp_(-1.0, 1.0)
-            next_values = self._target_minimum(batch.next_observations, next_actions)
+            next_values = self._target_minimum(batch.next_observations, next_actions)  # [B]
         return self._td_error(batch, next_values)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the policy's objective under the first critic, and the penalty that keeps tanh from saturating."""
-        raw_actions = self.model.actor.mlp(batch.observations)
-        actions = torch.tanh(raw_actions)
+        raw_actions = self.model.actor.mlp(batch.observations)  # [B, A]
+        actions = torch.tanh(raw_actions)  # [B, A]
         values = self.model.critic(batch.observations, actions, self._first_critic)[0]  # [B]
         loss, metrics = self._policy_objective(values, actions, batch)
         metrics["train/actor_loss"] = loss.detach()
@@ -79,6 +79,7 @@ class TD3(ActorCritic):
         return loss, metrics
 
     def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the loss from the values ``[B]`` of the actor's actions ``[B, A]``."""
         return -values.mean(), {}
 
     def _improve_actor(self, batch: Batch) -> Metrics:
@@ -87,7 +88,7 @@ class TD3(ActorCritic):
         return metrics
 
     def _move_targets(self) -> None:
-        """Move both targets, and only together with the actor."""
+        """Move both targets, but only in updates that move the actor."""
         if self._moves_actor:
             super()._move_targets()
             soft_update(self.model.target_actor.parameters(), self.model.actor.parameters(), self.settings.tau)

@@ -18,7 +18,7 @@ from rl_training.types import Batch, Metrics
 class TD3BCSettings(TD3Settings):
     """Settings of TD3+BC."""
 
-    bc_alpha: float = Field(2.5, ge=0, description="weight of the value against staying near the data")
+    bc_alpha: float = Field(2.5, ge=0, description="weight of the value relative to the cloning term")
 
 
 class TD3BC(TD3):
@@ -28,7 +28,7 @@ class TD3BC(TD3):
     settings: TD3BCSettings
 
     def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return the cloning error less the value, which is scaled to a size of its own."""
+        """Return the cloning error minus the value, which is divided by its mean absolute value."""
         weight = self.settings.bc_alpha / values.detach().abs().mean()
         cloning = F.mse_loss(actions, batch.actions)
         return cloning - weight * values.mean(), {"train/bc_loss": cloning.detach()}

@@ -1,4 +1,4 @@
-"""Experience: anything that answers ``sample(batch_size)``."""
+"""Replay buffers and offline datasets, all of which have ``sample(batch_size)``."""
 
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSettings

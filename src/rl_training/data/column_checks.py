@@ -1,4 +1,4 @@
-"""Check the columns of logged data and bring them to their types and shapes."""
+"""Check the columns of logged data and convert them to their types and shapes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_ACTIONS = 2**20  # a network needs one output for each action index, so larg
 
 
 def check_column(key: str, value: Any, length: int, where: str, label: str | None = None) -> Array:
-    """Return one column with its type and shape, or say what is wrong with it.
+    """Return one column, converted to its type and shape, or raise an error.
 
     Args:
         key: our name of the column, which decides its type.
         value: the array, ``[length, ...]``.
         length: the number of rows that is expected.
-        where: what an error calls the data.
-        label: what an error calls the column; unset, ``key``.
+        where: the name of the data in errors.
+        label: the name of the column in errors; unset: ``key``.
     """
     array, what = np.asarray(value), f"{where}: {label or key}"
     if array.dtype.kind not in "biuf":
@@ -38,7 +38,7 @@ def check_column(key: str, value: Any, length: int, where: str, label: str | Non
     elif key == "actions" and array.dtype.kind in "iu" and array.size == length:
         array = array.reshape(length)
         if array.min() < 0:
-            raise DatasetError(f"{what} are whole numbers and {array.min()} is below 0")
+            raise DatasetError(f"{what} are whole numbers and {array.min()} is below 0; expected action indices")
         if array.max() >= MAX_ACTIONS:
             raise DatasetError(f"{what} are whole numbers and {array.max()} is not below {MAX_ACTIONS:,}")
         return array.astype(np.int64, copy=False)
@@ -59,7 +59,7 @@ def check_column(key: str, value: Any, length: int, where: str, label: str | Non
 
 
 def as_flags(array: Array, what: str) -> Array:
-    """Return numbers as booleans, or say which one is neither 0 nor 1."""
+    """Return numbers as booleans, or raise an error that names the first one that is neither 0 nor 1."""
     if array.dtype != bool and not (fits := (array == 0) | (array == 1)).all():
         row = int(np.flatnonzero(~fits)[0])
         raise DatasetError(f"{what} is {array[row]} at row {row}; expected 0 or 1")
@@ -67,18 +67,18 @@ def as_flags(array: Array, what: str) -> Array:
 
 
 def is_finite(array: Array) -> bool:
-    """Return whether all numbers are finite; for almost all arrays one sum decides, without a copy."""
+    """Return whether all numbers are finite; for almost all arrays one sum is enough, which needs no copy."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()
-    # A sum with NaN or infinity in it is not finite. A sum may also overflow, so the exact check has the last word.
+    # A sum with NaN or infinity in it is not finite. A sum may also overflow, so the exact check decides.
     return bool(np.isfinite(total) or np.isfinite(array).all())
 
 
 def terminations_at_limit(terminated: Array, ends: Array, time_limit: int | None) -> Array:
-    """Return the rows that terminate where the time limit is reached, if at least half of the episodes there do.
+    """Return the rows that terminate at the time limit, if at least half of the episodes that reach it terminate.
 
     If the limit is unknown, the greatest episode length counts as the limit, provided that at least three episodes
-    have it and all of them but one at most terminate.
+    have it and at most one of them does not terminate.
 
     Args:
         terminated: the flags, ``[N]``.

@@ -42,7 +42,7 @@ SUFFIXES = {
     ".h5": "hdf5",
     ".parquet": "parquet",
 }
-"""File endings and the kind of file they stand for."""
+"""File suffixes and their formats."""
 
 _FORMATS = {"npz": npz, "pt": torch_file, "hdf5": hdf5, "parquet": parquet}
 
@@ -52,15 +52,17 @@ class DatasetSettings(Settings):
 
     dataset_kind: Literal["random", "npz", "pt", "hdf5", "minari", "parquet"] | None = Field(
         None,
-        description="the format; unset: by the file's name. random: play at random in env_id if no file is given",
+        description="the format; unset: by the file's name; random: random play in env_id, if no file is given",
     )
     dataset_path: Path | None = Field(
-        None, description=f"the file; a name alone is also looked for in the folder ${DATA_FOLDER_VARIABLE}"
+        None, description=f"the file; a name without a folder is also looked up in the folder ${DATA_FOLDER_VARIABLE}"
     )
     dataset_id: str | None = Field(None, description="a Minari dataset")
-    dataset_download: bool = Field(False, description="whether a Minari dataset that is not here may be downloaded")
+    dataset_download: bool = Field(False, description="download the Minari dataset if it is not on this machine")
     dataset_size: int = Field(10_000, ge=1, description="transitions that random play collects")
-    dataset_top_fraction: float = Field(1.0, gt=0, le=1, description="keep this share of episodes, by return")
+    dataset_top_fraction: float = Field(
+        1.0, gt=0, le=1, description="keep this share of the episodes, those with the highest returns"
+    )
     action_low: tuple[float, ...] | None = Field(
         None, description="lowest value of each action, for data without an env_id; unset: -1"
     )
@@ -88,20 +90,20 @@ class DatasetSettings(Settings):
 
     @property
     def source(self) -> str:
-        """How an error should call the data."""
+        """The name of the data in errors."""
         return str(self.dataset_path or self.dataset_id or "dataset")
 
     @property
     def names_dataset(self) -> bool:
-        """Whether there is logged data at all."""
+        """Whether the settings name logged data."""
         return any(value is not None for value in (self.dataset_kind, self.dataset_path, self.dataset_id))
 
 
 class RewardSettings(Settings):
-    """A transform of rewards, for offline and online data alike."""
+    """The transform of rewards. It applies to both offline and online data."""
 
     reward_scale: Annotated[float, Field()] | Literal["auto"] = Field(
-        1.0, description="factor of the reward; auto: returns then span 1,000 from worst episode to best"
+        1.0, description="factor of the reward; auto: scale the dataset's returns to a range of 1,000"
     )
     reward_shift: float = Field(0.0, description="added to the reward after scaling")
     reward_clip_min: float | None = Field(None, description="lower bound of the reward after shifting")
@@ -115,11 +117,11 @@ class RewardSettings(Settings):
         return self
 
     def reward_transform(self, dataset: TransitionDataset | None) -> RewardTransformConfig | None:
-        """Return the transform of rewards, or None if it changes nothing; ``auto`` looks at the dataset's episodes."""
+        """Return the transform of rewards, or None if it changes nothing; ``auto`` uses the dataset's returns."""
         scale = self.reward_scale
         if scale == "auto":
             if dataset is None:
-                raise ConfigError("algo_kwargs.reward_scale = 'auto' looks at logged data: expected a dataset")
+                raise ConfigError("algo_kwargs.reward_scale = 'auto' needs logged data: expected a dataset")
             returns = dataset.episode_returns[dataset.complete_episodes]
             spread = float(returns.max() - returns.min())
             scale = 1000.0 / spread if spread > 0 else 1.0
@@ -141,10 +143,10 @@ def load_transition_dataset(
 
     Args:
         path: a file, the folder of a Minari or LeRobot dataset, or ``minari:ID``.
-        kind: the format; unset, the name decides.
+        kind: the format; unset: by the name.
         dataset_id: a Minari dataset, instead of ``path``.
-        download: whether a Minari dataset that is not here may be downloaded.
-        rename: for names that are not known, the file's name and the one to read it as: ``{"sensor": "observations"}``.
+        download: whether to download a Minari dataset that is not on this machine.
+        rename: unknown names in the file and the known names to use for them: ``{"sensor": "observations"}``.
     """
     columns = read_transitions(path, kind, dataset_id=dataset_id, download=download, rename=rename)
     return TransitionDataset.from_dict(columns, where=str(path if path is not None else dataset_id))
@@ -167,7 +169,7 @@ def read_transitions(
     if dataset_id is not None:
         if path is not None or kind not in (None, "minari"):
             raise DatasetError(
-                f"dataset_id = {dataset_id!r} is for Minari alone: leave dataset_path and dataset_kind unset"
+                f"dataset_id = {dataset_id!r} names a Minari dataset: expected no dataset_path and no dataset_kind"
             )
         rows, names = minari_store.read(dataset_id, download=download)
         return canonical(rows, dataset_id, names, rename)
@@ -181,7 +183,7 @@ def read_transitions(
     elif kind in _FORMATS:
         rows, names = _FORMATS[kind].read(found, lambda name: is_known(name) or name in (rename or {}))
     else:
-        raise DatasetError(f"dataset_kind {kind!r} is not a file's; expected {', '.join([*_FORMATS, 'minari'])}")
+        raise DatasetError(f"dataset_kind {kind!r} is not a file format; expected {', '.join([*_FORMATS, 'minari'])}")
     return canonical(rows, str(found), names, rename)
 
 
@@ -192,8 +194,8 @@ def warn_of_terminations_at_limit(
 
     Args:
         dataset: the data of a run.
-        time_limit: the environment's; None if it is unknown, and then the length of the longest episodes counts as it.
-        where: what the warning calls the data.
+        time_limit: the environment's time limit; None: use the length of the longest episodes.
+        where: the name of the data in the warning.
     """
     rows = dataset.terminations_at_limit(time_limit)
     if len(rows):
@@ -201,7 +203,7 @@ def warn_of_terminations_at_limit(
         warnings.warn(
             f"{shown(where)}: {len(rows):,} episodes of {length:,} steps are marked as terminated."
             f" {'That is the time limit' if time_limit is not None else 'If that is a time limit'}, so they are"
-            " time-outs, and the learner takes the limit for the end of the task"
+            " time-outs, and the learner treats the limit as the end of the task"
             " (rl-training data convert --repair --env ENV_ID corrects them)",
             stacklevel=2,
         )
@@ -212,8 +214,8 @@ def write_transitions(
 ) -> Path:
     """Write a dataset so that reading it gives the same arrays, and return its path.
 
-    A file gets its name only when it is complete. For Minari, ``path`` is ``minari:ID`` (or an id, with the
-    kind given) and ``env_spec`` is the environment to record with it.
+    A file is written under a temporary name and renamed when it is complete. For Minari, ``path`` is
+    ``minari:ID`` (or an id, with the kind given) and ``env_spec`` is the environment to record with it.
     """
     text = str(path)
     if text.startswith(minari_store.PREFIX) or kind == "minari":
@@ -227,14 +229,14 @@ def write_transitions(
 
 
 def kind_of(path: Path) -> str:
-    """Return the format that a file's name or a folder's content stands for."""
+    """Return the format, judged by a file's name or a folder's content."""
     if path.is_dir():
         return "minari" if minari_store.is_folder(path) else "parquet"
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
         hint = did_you_mean(path.suffix.lower(), SUFFIXES)
         raise DatasetError(
-            f"{path}: the name does not tell the format{hint}; expected an ending among {', '.join(SUFFIXES)},"
+            f"{path}: the format is not clear from the name{hint}; expected a suffix among {', '.join(SUFFIXES)},"
             " or minari:ID, or dataset_kind (data inspect --kind)"
         )
     return kind

@@ -1,4 +1,4 @@
-"""Which episodes a buffer holds, and drawing them by weight or by length."""
+"""The episodes in a buffer, which are drawn by weight or by length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Episode(NamedTuple):
-    """Where an episode lies: its first slot, its number of transitions, and the number of its first row."""
+    """The position of an episode: its first slot, its number of transitions, and the number of its first row."""
 
     start: int
     length: int
@@ -20,7 +20,7 @@ class Episode(NamedTuple):
 class EpisodeTable:
     """Episodes in the order they came, drawn in proportion to their weights or to their lengths.
 
-    The oldest episode always leaves first, so two running sums are enough: one of the weights, one of the lengths.
+    The oldest episode is always removed first, so two running sums are enough: one of the weights, one of the lengths.
     Dropping the oldest episode raises the lower end of the interval that is drawn from, and appending an episode raises
     the upper end. Both cost O(1), and drawing B of n episodes costs O(B log n).
     """
@@ -44,7 +44,7 @@ class EpisodeTable:
 
     @property
     def oldest(self) -> Episode:
-        """The episode that leaves next."""
+        """The episode that is removed next."""
         return self._episodes[0]
 
     @property
@@ -61,7 +61,7 @@ class EpisodeTable:
         """Add an episode with a weight above 0."""
         end = self._begin + len(self)
         if end == len(self._starts):
-            # Twice the size if more than half is live, so that this happens once in many episodes.
+            # Double the size if more than half is live, so that this happens rarely.
             self._resize(2 if 2 * len(self) > end else 1)
             end = len(self)
         self._weight_high += weight
@@ -91,12 +91,12 @@ class EpisodeTable:
         weighted = by_weight * self.total_weight + self._weight_low  # [n] positions between the lowest and highest sum
         lengthwise = by_length * (self._length_high - self._length_low) + self._length_low  # [m]
         found = (self._weight_sums[live].searchsorted(weighted), self._length_sums[live].searchsorted(lengthwise))
-        # [n + m]; rounding can carry a position one digit beyond the last sum.
+        # [n + m]; rounding can put a position just beyond the last sum.
         index = np.minimum(np.concatenate(found), len(self._episodes) - 1)
         return self._starts[live].take(index), self._lengths[live].take(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes and their exact sums, so that draws after a restart are the same draws."""
+        """Return the episodes and their exact sums, so that draws after a restart are the same."""
         live = slice(self._begin, self._begin + len(self))
         first_rows = np.fromiter((episode.first_row for episode in self._episodes), np.int64, len(self))
         return {

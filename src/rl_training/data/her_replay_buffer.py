@@ -34,7 +34,7 @@ class HindsightSettings(Settings):
     """Settings of hindsight replay."""
 
     her_ratio: float | None = Field(
-        None, ge=0, le=1, description="share of a batch whose goal is replaced; less while few episodes moved"
+        None, ge=0, le=1, description="share of a batch whose goal is replaced; smaller while few episodes moved"
     )
     n_sampled_goal: int | None = Field(
         None,
@@ -42,24 +42,25 @@ class HindsightSettings(Settings):
         description="k replaced goals for each original one: a her_ratio of k/(k+1); 4 if neither is given",
     )
     goal_selection_strategy: Literal["future", "final", "episode"] = Field(
-        "future", description="where the new goal comes from: later in the episode, its end, or anywhere in it"
+        "future", description="source of the new goal: later in the episode, its end, or anywhere in it"
     )
     episode_priority: Literal["motion", "uniform"] = Field(
         "motion",
-        description="for replaced goals: draw episodes by how far their achieved goal moved, or each transition alike",
+        description="for replaced goals: draw episodes by how far their achieved goal moved, or all steps equally",
     )
     motion_priority: float = Field(
         0.97, ge=0, lt=1, description="p of the weight (1-p) + p*min(1, motion/motion_scale) of an episode"
     )
     motion_scale: float | None = Field(
-        None, gt=0, description="motion that counts in full; unset: the environment's distance_threshold"
+        None, gt=0, description="motion from which on the weight is 1; unset: the environment's distance_threshold"
     )
 
     @model_validator(mode="after")
     def _one_ratio(self) -> HindsightSettings:
         if self.her_ratio is not None and self.n_sampled_goal is not None:
             raise ValueError(
-                f"her_ratio = {self.her_ratio} and n_sampled_goal = {self.n_sampled_goal} say the same thing: give one"
+                f"her_ratio = {self.her_ratio} and n_sampled_goal = {self.n_sampled_goal} set the same share:"
+                " expected only one of them"
             )
         return self
 
@@ -77,10 +78,10 @@ class HERReplayBuffer:
 
     A row holds observation, desired goal, achieved goal, action, reward and termination of one step. An episode of T
     steps takes T + 1 rows; the last row holds its final observation, so no next observation is stored twice. An episode
-    that is still being played is kept apart and enters the ring when it ends: only completed episodes are sampled.
+    that is still being played is kept apart and written to the ring when it ends: only completed episodes are sampled.
 
     ``add`` stores rewards as it receives them, or passes them through ``reward_transform`` if there is one. ``goals``
-    must answer with the same transform, because relabelled rewards come from there.
+    must use the same transform, because relabelled rewards come from there.
     """
 
     def __init__(
@@ -99,18 +100,18 @@ class HERReplayBuffer:
         self.settings = settings or HindsightSettings()
         widths = {
             "observation": spec.observation_dim,
-            "desired_goal": spec.goal_dim,  # beside the observation: the policy sees the two together
+            "desired_goal": spec.goal_dim,  # next to the observation: the policy sees both
             "achieved_goal": spec.goal_dim,
             "action": spec.action_dim,
             "reward": 1,
             "terminated": 1,
         }
-        # On the host, because the environment's own code computes the rewards there; a batch is moved in one piece.
+        # The ring is on the host, where the environment's code computes rewards. A batch is moved in one piece.
         self.ring = RowRing(capacity, widths)
         self._rows = self.ring.rows.numpy()  # [capacity, width], a view
         self._desired, self._achieved = self.ring.columns["desired_goal"], self.ring.columns["achieved_goal"]
         self._reward = self.ring.columns["reward"].start  # the termination is the next column
-        self._strata: tuple[tuple[int, int], Array, Array] | None = None  # of the last batch, see _stratify
+        self._strata: tuple[tuple[int, int], Array, Array] | None = None  # cached for the last batch, see _stratify
         self.device = torch.device(device)
         self.episodes = EpisodeTable()
         self.rng = np.random.default_rng(seed)
@@ -185,7 +186,7 @@ class HERReplayBuffer:
                 T rows, if ``next_observations`` are given.
             actions: ``[T, action_dim]`` in [-1, 1]; discrete actions are indices, ``[T]`` or ``[T, 1]``.
             rewards: ``[T]``
-            next_observations: goal observations of T rows; row t must lead to row t + 1 of ``observations``.
+            next_observations: goal observations of T rows; row t must equal row t + 1 of ``observations``.
             terminated: ``[T]`` flags, or whether the last step ended the task.
             truncated: ``[T]`` flags, or whether the last step was a time-out. It is only checked: an episode that is
                 stored whole ends with its last step in any case.
@@ -291,7 +292,7 @@ class HERReplayBuffer:
             self.ring.write(self.oldest_row, state["rows"])
 
     def _stratify(self, uniform: Array, relabelled: int) -> Array:
-        """Spread ``[B]`` uniform numbers, in place, over [0, 1): the first ``relabelled`` evenly, and so the others.
+        """Spread ``[B]`` uniform numbers, in place, over [0, 1): the first ``relabelled`` evenly, and the rest evenly.
 
         Each group of m numbers gets one number in each of m equal parts of [0, 1). A batch then covers the buffer more
         evenly than independent draws, every transition keeps its probability, and the numbers come out sorted, which
@@ -310,7 +311,7 @@ class HERReplayBuffer:
     def _transformed(self, rewards: Array) -> Array:
         if self.reward_transform is None:
             return rewards
-        # In float64, as a wrapper around the environment computes it.
+        # Use float64, so that the result equals that of a reward wrapper.
         return self.reward_transform.apply(np.asarray(rewards, np.float64))
 
     def _pack(self, parts: GoalParts, actions: Array, rewards: Array, terminated: Array) -> Array:
@@ -371,14 +372,14 @@ class HERReplayBuffer:
         """
         now, after = transitions  # [n, width] each
         transitions[:, :, self._desired] = goals
-        achieved = after[:, self._achieved]  # [n, goal_dim]: what the step achieved is what its reward is for
+        achieved = after[:, self._achieved]  # [n, goal_dim]: the reward depends on what the step achieved
         now[:, self._reward] = self.goals.rewards(achieved, goals)
         if self.goals.recomputes_termination:
             now[:, self._reward + 1] = self.goals.terminated(achieved, goals)
 
 
 def _flags_of_steps(name: str, value: Array | bool, steps: int) -> Array:
-    """Return ``[T]`` flags of an episode's steps, from an array or from what its last step has."""
+    """Return ``[T]`` flags of an episode's steps, from an array or from the flag of the last step."""
     flags = np.asarray(value, bool)
     if flags.ndim == 0:
         flags = np.append(np.zeros(steps - 1, bool), flags)

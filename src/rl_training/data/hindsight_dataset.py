@@ -1,4 +1,4 @@
-"""Logged episodes with hindsight: offline data is relabelled as online data is."""
+"""Logged episodes with hindsight: offline data is relabelled in the same way as online data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HindsightDataset(HERReplayBuffer):
     """A hindsight buffer that holds the episodes of a dataset.
 
     The environment computes the rewards of all rows, also of those that keep their goal. So offline and online rows
-    have the same reward, whatever was recorded.
+    have the same reward function, even if other rewards were recorded.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HindsightDataset(HERReplayBuffer):
             raise DatasetError("the data has no episode of two observations: there is nothing to relabel")
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw ``batch_size`` transitions, relabelled as online ones are."""
+        """Draw ``batch_size`` transitions, relabelled in the same way as online ones."""
         return super().sample(batch_size)._replace(offline_rows=batch_size)
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
@@ -87,20 +87,20 @@ class HindsightDataset(HERReplayBuffer):
         last = ends - 1
         after = GoalParts(*(arrays[f"next_{key}"][last] for key in ("observations", "achieved_goals", "desired_goals")))
         finals = self._pack(after, np.zeros_like(actions[last]), np.zeros(len(ends)), np.zeros(len(ends)))
-        begin, known = 0, _outcome_is_known(dataset, last)
+        start, known = 0, _outcome_is_known(dataset, last)
         for index, end in enumerate(ends):
             if known[index]:
-                self._store(np.concatenate([steps[begin:end], finals[index : index + 1]]))
-            elif end - begin > 1:
-                self._store(steps[begin:end])  # nobody knows where the last row led: it is the final observation
-            begin = end
+                self._store(np.concatenate([steps[start:end], finals[index : index + 1]]))
+            elif end - start > 1:
+                self._store(steps[start:end])  # the last outcome is unknown: the last row is the final observation
+            start = end
 
 
 def _outcome_is_known(dataset: TransitionDataset, rows: Array) -> Array:
-    """Return which of these rows have a next observation of their own.
+    """Return which of these rows have a recorded next observation.
 
     A terminated row can be used without one, because nothing is bootstrapped from it. It then repeats its own
-    observation, which is not where its action led.
+    observation, which is not the outcome of its action.
     """
     arrays = dataset.arrays
     repeats = arrays["terminated"][rows]
@@ -111,7 +111,7 @@ def _outcome_is_known(dataset: TransitionDataset, rows: Array) -> Array:
 
 
 def _segment_ends(dataset: TransitionDataset) -> Array:
-    """Return the end (exclusive) of each segment in which every row leads to the next; refuse rows that jump."""
+    """Return the end (exclusive) of each segment of consecutive rows; refuse data whose rows are out of order."""
     ends = dataset.episode_ends
     if dataset.usable is not None:
         ends = np.union1d(ends, np.flatnonzero(~dataset.usable) + 1)
@@ -123,7 +123,7 @@ def _segment_ends(dataset: TransitionDataset) -> Array:
         if differs.any():
             row = int(np.flatnonzero(differs)[0])
             raise DatasetError(
-                f"row {row} does not lead to row {row + 1} (next_{key} is not what follows), and hindsight needs whole"
-                " episodes in their order: rl-training data inspect shows more"
+                f"next_{key} of row {row} differs from {key} of row {row + 1}, and hindsight needs whole episodes in"
+                " order: rl-training data inspect shows more"
             )
     return ends

@@ -10,7 +10,7 @@ from rl_training.types import Batch
 
 
 class Source(Protocol):
-    """Anything that answers ``sample``: a dataset, a buffer, or a mixture of both."""
+    """Anything with ``sample``: a dataset, a buffer, or a mixture of both."""
 
     def __len__(self) -> int: ...
 
@@ -28,11 +28,11 @@ class Source(Protocol):
 
 
 class Mixture:
-    """Batches that begin with rows of offline data (``prior``) and end with online rows (``fresh``).
+    """Batches of offline rows, which come first, and online rows.
 
-    A batch gets ``round(ratio * batch_size)`` offline rows. What rounding adds or leaves out is carried over to the
-    next batches, so that over any number of batches the share is right to within half a row. As long as there are no
-    online rows, all rows are offline ones.
+    A batch gets ``round(ratio * batch_size)`` offline rows. The rounding error is carried over to the next batches, so
+    that over any number of batches the share is right to within half a row. While there are no online rows, all rows
+    are offline rows.
 
     Attributes:
         ratio: the share of offline rows, from 0 to 1; it may be changed between batches.
@@ -66,7 +66,7 @@ class Mixture:
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs; offline data is not stored, a resumed run reads it again."""
-        return {
+        return {  # the keys are those of earlier versions
             "prior": self.offline.state_dict(with_rows=False),
             "fresh": self.online.state_dict(with_rows=with_rows),
             "carried": self._carried,
@@ -89,18 +89,18 @@ class Mixture:
         return count
 
 
-def join(prior: Batch, fresh: Batch) -> Batch:
-    """Put an offline and an online batch into one; a row without a return gets -inf, a bound without effect."""
+def join(offline: Batch, online: Batch) -> Batch:
+    """Concatenate an offline and an online batch; a row without a return gets -inf, a bound without effect."""
     returns = None
-    if prior.returns is not None:
-        unknown = torch.full_like(fresh.rewards, -torch.inf) if fresh.returns is None else fresh.returns
-        returns = torch.cat([prior.returns, unknown])
+    if offline.returns is not None:
+        unknown = torch.full_like(online.rewards, -torch.inf) if online.returns is None else online.returns
+        returns = torch.cat([offline.returns, unknown])  # [B]
     return Batch(
-        observations=torch.cat([prior.observations, fresh.observations]),
-        actions=torch.cat([prior.actions, fresh.actions]),
-        rewards=torch.cat([prior.rewards, fresh.rewards]),
-        next_observations=torch.cat([prior.next_observations, fresh.next_observations]),
-        terminated=torch.cat([prior.terminated, fresh.terminated]),
+        observations=torch.cat([offline.observations, online.observations]),  # [B, policy_dim]
+        actions=torch.cat([offline.actions, online.actions]),  # [B, action_dim]
+        rewards=torch.cat([offline.rewards, online.rewards]),  # [B]
+        next_observations=torch.cat([offline.next_observations, online.next_observations]),  # [B, policy_dim]
+        terminated=torch.cat([offline.terminated, online.terminated]),  # [B]
         returns=returns,
-        offline_rows=len(prior.rewards),
+        offline_rows=len(offline.rewards),
     )

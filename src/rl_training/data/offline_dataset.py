@@ -1,4 +1,4 @@
-"""Logged transitions that answer ``sample`` like a replay buffer."""
+"""Logged transitions, with the ``sample`` method of a replay buffer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rl_training.types import Batch, SpaceSpec
 Array = NDArray[Any]
 
 FOLLOWED = {f"next_{key}": key for key in ("observations", "achieved_goals", "desired_goals")}
-"""Columns with what followed each row, and the columns they can be taken from."""
+"""Columns of next values, and the columns they can be taken from."""
 
-_SAMPLED_BYTES = 2**30  # fingerprints of larger data begin with a checksum of some rows, as those of older runs are
+_SAMPLED_BYTES = 2**30  # for larger data the fingerprint starts with a checksum of some rows, as in earlier versions
 
 
 class TransitionDataset:
@@ -34,7 +34,7 @@ class TransitionDataset:
 
     Attributes:
         usable: which rows have a next observation (or need none), ``[N]``; None if all of them do.
-        returns: the result of ``returns_to_go``, ``[N]``, if batches are to contain it.
+        returns: the result of ``returns_to_go``, ``[N]``, if batches should contain it.
     """
 
     def __init__(self, arrays: dict[str, Array], usable: Array | None = None, *, seed: int = 0) -> None:
@@ -58,7 +58,7 @@ class TransitionDataset:
         columns = Columns(values, values.sources) if isinstance(values, Columns) else canonical(values, where)
         for key, other in {"achieved_goals": "desired_goals", **FOLLOWED}.items():
             if key in columns and other not in columns:
-                raise DatasetError(f"{where}: there are {columns.label(key)}, but key {other!r} is missing")
+                raise DatasetError(f"{where}: key {other!r} is missing, which {columns.label(key)} needs")
         length = len(columns["observations"]) if np.ndim(columns["observations"]) else 0
         if length == 0:
             raise DatasetError(f"{where}: there are no transitions in it")
@@ -154,7 +154,7 @@ class TransitionDataset:
         """Which episodes have all their rows, so that their returns can be compared; all, if none does.
 
         Repair marks the rest of an episode from which it dropped rows as a fragment. The return of a fragment is the
-        sum of fewer rewards, and where rewards are negative it looks better than that of any complete episode.
+        sum of fewer rewards, and if rewards are negative it looks better than that of any complete episode.
         """
         if "fragment" not in self._recorded:
             return np.ones(len(self.episode_ends), bool)
@@ -167,7 +167,7 @@ class TransitionDataset:
 
     @property
     def spec(self) -> SpaceSpec:
-        """The sizes of the data; actions are assumed to lie in [-1, 1]."""
+        """The sizes of the data; actions are assumed to be in [-1, 1]."""
         arrays = self._recorded
         goal_dim = arrays["desired_goals"].shape[1] if self.is_goal_conditioned else 0
         if self.is_discrete:
@@ -175,7 +175,7 @@ class TransitionDataset:
         return SpaceSpec(arrays["observations"].shape[1], arrays["actions"].shape[1], goal_dim)
 
     def state_statistics(self) -> tuple[Array, Array]:
-        """Return mean and standard deviation of each dimension of the observations, in float64, ``[D]`` each."""
+        """Return the mean and std of each dimension of the observations, in float64, ``[D]`` each."""
         observations = self._recorded["observations"]
         return observations.mean(axis=0, dtype=np.float64), observations.std(axis=0, dtype=np.float64)
 
@@ -204,7 +204,7 @@ class TransitionDataset:
         """Return the complete episodes with the highest returns, a share ``fraction`` of them and at least one."""
         returns, complete = self.episode_returns, self.complete_episodes
         returns[~complete] = -np.inf
-        if self.usable is not None:  # an episode without a row that can be sampled is of no use, whatever its return
+        if self.usable is not None:  # an episode without rows that can be sampled is useless
             returns[~np.logical_or.reduceat(self.usable, self.episode_starts)] = -np.inf
         count = max(1, round(fraction * int(complete.sum())))
         chosen = np.zeros(len(returns), bool)
@@ -282,14 +282,14 @@ class TransitionDataset:
         )
 
     def policy_observations(self) -> Tensor:
-        """Return the observations of all rows as a policy gets them, ``[N, policy_dim]``, on the device."""
+        """Return the observations of all rows as a policy sees them, ``[N, policy_dim]``, on the device."""
         return (self._tensors or self._make_tensors())["observations"]
 
     def fingerprint(self) -> str:
         """Return a short text that identifies this data: the number of rows and a CRC-32 of all columns.
 
-        A changed number goes unnoticed with probability 2^-32. Data of more than 1 GiB has a second checksum before
-        that one, of some rows alone, which is all that earlier versions stored.
+        A changed number goes unnoticed with probability 2^-32. For data of more than 1 GiB, a checksum of some
+        rows comes before it. Earlier versions stored only that one.
         """
         if self._fingerprint is None:
             columns = [self._recorded[key] for key in sorted(self._recorded)]
@@ -339,7 +339,7 @@ class TransitionDataset:
 
 
 def same_data(stored: str, fingerprint: str) -> bool:
-    """Return whether a stored fingerprint is that of the data; of large data older versions stored only the start."""
+    """Return whether a stored fingerprint is that of the data; for large data, older ones have only the start."""
     return fingerprint == stored or (fingerprint.count("-") == 2 and fingerprint.rpartition("-")[0] == stored)
 
 

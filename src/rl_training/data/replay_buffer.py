@@ -23,7 +23,7 @@ class ReplaySettings(Settings):
     buffer_capacity: int = Field(
         1_000_000,
         ge=1,
-        description="transitions kept, the oldest leave first; hindsight takes T + 1 places for T steps",
+        description="transitions kept; the oldest are removed first; hindsight needs T + 1 rows for T steps",
     )
 
 
@@ -69,14 +69,14 @@ class ReplayBuffer:
     ) -> None:
         """Store one transition of each environment; every argument has the environments as its first axis.
 
-        A time-out (``truncated``) is not stored: its next observation is, and the value is bootstrapped from it.
+        The flag ``truncated`` is not stored: after a time-out the value is bootstrapped from the next observation.
         """
         if isinstance(observations, dict):
             observations = flatten_goal_observation(observations)
         if isinstance(next_observations, dict):
             next_observations = flatten_goal_observation(next_observations)
         if self.reward_transform is not None:
-            # In float64, as a wrapper around the environment computes it.
+            # Use float64, so that the result equals that of a reward wrapper.
             rewards = self.reward_transform.apply(np.asarray(rewards, np.float64))
         fields = [observations, actions, np.stack([rewards, terminated], axis=1), next_observations]
         self.ring.append(torch.from_numpy(np.concatenate(fields, axis=1, dtype=np.float32)).to(self.ring.device))
@@ -88,11 +88,11 @@ class ReplayBuffer:
         slots = torch.randint(len(self), (batch_size,), generator=self.generator, device=self.ring.device)  # [B]
         rows, columns = self.ring.rows.index_select(0, slots), self.ring.columns  # [B, width]
         return Batch(
-            observations=rows[:, columns["observation"]],
-            actions=rows[:, columns["action"]],
-            rewards=rows[:, columns["reward"].start],
-            next_observations=rows[:, columns["next_observation"]],
-            terminated=rows[:, columns["terminated"].start],
+            observations=rows[:, columns["observation"]],  # [B, policy_dim]
+            actions=rows[:, columns["action"]],  # [B, action_dim]
+            rewards=rows[:, columns["reward"].start],  # [B]
+            next_observations=rows[:, columns["next_observation"]],  # [B, policy_dim]
+            terminated=rows[:, columns["terminated"].start],  # [B]
         )
 
     def discard_open_episode(self, env_index: int) -> None:

@@ -1,6 +1,6 @@
 """A ring of packed rows: every field of a transition side by side in one float32 matrix.
 
-Sampling a row is one gather, whatever the number of fields, and a checkpoint writes ranges of rows.
+Sampling needs one gather for all fields, and a checkpoint writes ranges of rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError
 
 
 class RowRing:
-    """``capacity`` rows of named columns, numbered in the order they are written; row n lies in slot n % capacity.
+    """``capacity`` rows of named columns, numbered in the order they are written; row n is in slot n % capacity.
 
     Attributes:
         rows: the storage, ``[capacity, width]``.
@@ -37,7 +37,7 @@ class RowRing:
             size = capacity * offset * 4 / 2**30
             raise ConfigError(
                 f"algo_kwargs.buffer_capacity = {capacity} needs {size:,.0f} GiB, which could not be allocated:"
-                " expected fewer"
+                " expected a smaller buffer_capacity"
             ) from None
         self.written = 0
 
@@ -61,7 +61,9 @@ class RowRing:
     def set_written(self, written: int, capacity: int) -> None:
         """Continue the numbering of a ring of the same capacity."""
         if capacity != self.capacity:
-            raise ValueError(f"the buffer holds {self.capacity} rows, the stored one held {capacity}")
+            raise ValueError(
+                f"buffer_capacity = {self.capacity}, but the stored buffer has {capacity}: expected the same"
+            )
         self.written = written
 
     def read(self, first: int, last: int) -> Tensor:

@@ -15,15 +15,15 @@ from rl_training.envs.goals import GOAL_KEYS, SUCCESS_KEYS, GoalRewards, is_goal
 from rl_training.envs.play import Step, play
 from rl_training.errors import EnvError
 
-_EPISODES = 20  # of random play, fewer if they are long
-_ENOUGH_STEPS = 2_000  # no further episode is started after so many steps
-_EPISODE_STEPS = 1_000  # an episode that is longer counts as endless
-_FEW_MOVE = 0.2  # the share of random episodes that move the achieved goal below which advice is given
+_EPISODES = 20  # episodes of random play; fewer if they are long
+_ENOUGH_STEPS = 2_000  # no further episode is started after this many steps
+_EPISODE_STEPS = 1_000  # a longer episode counts as endless
+_FEW_MOVE = 0.2  # the report gives advice if a smaller share of random episodes moves the achieved goal
 
 _OUTCOMES = [
     ("compute_reward", "the reward", "reward"),
     ("compute_terminated", "the termination", "terminated"),
-]  # function, what it is compared with, and that field of a Step
+]  # the function, the name of the value it is compared with, and the field of Step with that value
 
 
 @dataclass
@@ -77,7 +77,7 @@ def _check_spaces(env: gym.Env[Any, Any], report: EnvReport) -> None:
 
 
 class _Agreement:
-    """Compares a compute function with what ``step`` returned, and counts where the two differ."""
+    """Compares a compute function with the result of ``step``, and counts the differences."""
 
     def __init__(self, env: gym.Env[Any, Any], name: str, outcome: str) -> None:
         self.name, self.outcome = name, outcome
@@ -85,7 +85,7 @@ class _Agreement:
         self._steps, self._differing = 0, 0
 
     def compare(self, step: Step, actual: float) -> None:
-        """Ask about the goals of a step; ``actual`` is what the step returned."""
+        """Call the function on the goals of a step; ``actual`` is the value that the step returned."""
         observation = cast(dict[str, Any], step.next_observation)
         answer = np.asarray(self._function(observation["achieved_goal"], observation["desired_goal"], step.info))
         self._steps += 1
@@ -93,7 +93,7 @@ class _Agreement:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, or None."""
+        """The problem, or None."""
         if not self._differing:
             return None
         return f"{self.name} disagrees with {self.outcome} of step() in {self._differing} of {self._steps} steps"
@@ -108,7 +108,7 @@ def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> 
         if goal_task and env.has_wrapper_attr(name)
     ]
     env.action_space.seed(seed)
-    motions: list[float] = []  # of each episode, the largest distance of the achieved goal from its start
+    motions: list[float] = []  # the largest distance of the achieved goal from its start, per episode
     start = np.zeros(0)
     lengths: list[int] = []
     first_end: Step | None = None
@@ -125,7 +125,7 @@ def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> 
             for agreement, field in agreements:
                 try:
                     agreement.compare(step, float(getattr(step, field)))
-                except Exception as error:  # whatever a foreign function raises, it is a finding
+                except Exception as error:  # any error of a foreign function is a finding
                     report.problems.append(f"{agreement.name} failed on the environment's own goals: {error!r}")
                     return motions
             if step.episode == 0:
@@ -147,7 +147,7 @@ def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> 
 
 
 def _report_motion(report: EnvReport, motions: list[float], threshold: float | None) -> None:
-    """Say in how many random episodes the achieved goal moved, and what helps if it is few."""
+    """Say in how many random episodes the achieved goal moved, and what helps if there are few."""
     moved, count = sum(motion > (threshold or 0.0) for motion in motions), len(motions)
     distance = f"more than {threshold:g}" if threshold else "at all"
     report.facts["random motion"] = f"the achieved goal moves {distance} in {moved} of {count} random episodes"
@@ -185,10 +185,10 @@ def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int, motio
             agrees = np.array_equal(
                 np.broadcast_to(np.asarray(truncated(achieved, desired, {}), bool), len(single)), single
             )
-        except Exception as error:  # whatever a foreign function raises, it is a finding
+        except Exception as error:  # any error of a foreign function is a finding
             agrees, problem = False, f", it fails with {error!r}"
-        verdict = "batched, agrees with one by one" if agrees else f"not on batches (it is not used{problem})"
-        report.facts["compute_truncated"] = verdict
+        result = "batched, agrees with one by one" if agrees else f"not on batches (it is not used{problem})"
+        report.facts["compute_truncated"] = result
     low_high = goals.reward_range
     report.facts["reward"] = f"sparse, {low_high[0]:g} or {low_high[1]:g}" if low_high else "dense or constant"
     threshold = goals.distance_threshold

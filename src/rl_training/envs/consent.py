@@ -1,8 +1,8 @@
-"""Consent to import code: an ``env_id`` such as ``my_task:Lift-v0`` that stands in a run imports the module.
+"""Consent to import code: an ``env_id`` such as ``my_task:Lift-v0`` imports a module.
 
-What a user names, in Python, on the command line or in the configuration of ``train``, is imported. What the folder of
-a run names is imported if that run was made here by the user's own ``train``, if the module is imported already, if it
-is listed in ``trusted.txt``, or if the user agrees with ``--trust``.
+A module that the user names, in Python, on the command line or in the configuration of ``train``, is imported. A module
+that the folder of a run names is imported if that run was made here by the user's own ``train``, if the module is
+imported already, if it is listed in ``trusted.txt``, or if the user agrees with ``--trust``.
 """
 
 from __future__ import annotations

@@ -34,17 +34,17 @@ _ROBOTICS_PREFIXES = ("Fetch", "Hand", "Adroit", "PointMaze", "AntMaze", "Franka
 
 
 class WrapperSettings(Settings):
-    """``env_kwargs.wrappers``: what is put around the environment."""
+    """``env_kwargs.wrappers``: wrappers around the environment."""
 
     reward: RewardTransformConfig | None = Field(None, description="scale, shift and clip, in that order")
 
 
 class EnvSettings(Settings):
-    """The keys of ``env_kwargs`` that are this package's own; all others go to the environment."""
+    """The keys of ``env_kwargs`` that this package uses; all others are passed to the environment."""
 
-    wrappers: WrapperSettings = Field(default_factory=WrapperSettings, description="what is put around the environment")
+    wrappers: WrapperSettings = Field(default_factory=WrapperSettings, description="wrappers around the environment")
     vectorization: Literal["sync", "async"] = Field(
-        "sync", description="several environments in this process, or each in a process of its own"
+        "sync", description="sync: all environments in this process; async: each in a separate process"
     )
     worker_timeout: float = Field(
         600.0, gt=0, le=1e6, description="seconds an environment may take for one step or reset"
@@ -61,7 +61,7 @@ def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[s
 def make_env(
     env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, render_mode: str | None = None
 ) -> gym.Env[Any, Any]:
-    """Build one environment with the reward wrappers that ``env_kwargs.wrappers`` asks for."""
+    """Build one environment with the reward wrappers that ``env_kwargs.wrappers`` sets."""
     settings, _ = split_env_kwargs(env_kwargs or {})
     return apply_reward_wrappers(make_raw_env(env_id, env_kwargs, render_mode=render_mode), settings.wrappers.reward)
 
@@ -142,7 +142,7 @@ def space_spec(env: gym.Env[Any, Any], goals: GoalFunctions | None = None) -> Sp
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise EnvError(f"{name}: actions need finite bounds, found {action_space}")
     if (low >= high).any():
-        raise EnvError(f"{name}: every action needs a range to choose from, found {action_space}")
+        raise EnvError(f"{name}: every action needs a lower bound below its upper bound, found {action_space}")
     standard = (low == -1.0).all() and (high == 1.0).all()
     return SpaceSpec(
         observation_dim,
@@ -161,7 +161,7 @@ def _argument_hint(env_id: str, arguments: Mapping[str, Any]) -> str:
         if isinstance(entry_point, str):
             entry_point = gym.envs.registration.load_env_creator(entry_point)
         parameters = inspect.signature(entry_point).parameters if entry_point is not None else {}
-    except Exception:  # a failed hint must not hide the error that it should explain
+    except Exception:  # a failed hint must not hide the original error
         return ""
     known = [*parameters, *EnvSettings.model_fields, "max_episode_steps"]
     unknown = [name for name in arguments if name not in known]
@@ -208,8 +208,8 @@ def _require_registered(env_id: str) -> None:
         return
     if is_object_id(name):
         raise EnvError(
-            f"env_id {env_id!r} stands for an environment that was given as an object, in another process: give it again,"
-            " for example HER(config, env=...).resume(run_dir)"
+            f"env_id {env_id!r} names an environment that was given as an object, in another process: pass the object"
+            " again, for example HER(config, env=...).resume(run_dir)"
         )
     if importlib.util.find_spec("gymnasium_robotics") is not None:
         with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):  # it prints a notice about other tasks
@@ -218,5 +218,5 @@ def _require_registered(env_id: str) -> None:
             return
     elif name.startswith(_ROBOTICS_PREFIXES):
         raise MissingExtraError(env_id, "robotics")
-    own = f"; the module {module!r} does not register it" if module else "; your own is written module:Name"
+    own = f"; the module {module!r} does not register it" if module else "; for your own environment write module:Name"
     raise EnvError(f"env_id {env_id!r}: no such environment{did_you_mean(name, gym.registry) or own}")

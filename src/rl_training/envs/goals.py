@@ -42,7 +42,7 @@ Array = NDArray[Any]
 
 SUCCESS_KEYS = ("is_success", "success")
 
-_SPOT_CHECK = 256  # the distance form of the reward is compared with the environment's answer once in so many batches
+_SPOT_CHECK = 256  # the distance form of the reward is compared with the environment's once in this many batches
 
 
 def is_goal_space(space: gym.Space[Any]) -> bool:
@@ -51,7 +51,7 @@ def is_goal_space(space: gym.Space[Any]) -> bool:
 
 
 def episode_success(info: Mapping[str, Any]) -> bool | None:
-    """Return the success an ``info`` reports (``is_success`` or ``success``), or None if it reports none."""
+    """Return the success that an ``info`` reports (``is_success`` or ``success``), or None if it reports none."""
     for key in SUCCESS_KEYS:
         if key in info:
             return bool(info[key])
@@ -69,7 +69,7 @@ def recompute_terminated(env: gym.Env[Any, Any], achieved_goal: Array, desired_g
 
 
 def _ask_all(function: Callable[..., Any], achieved_goal: Array, desired_goal: Array, info: Any) -> Array:
-    """Ask about one goal or a batch; if a batch gets an answer of another shape, ask about each goal on its own."""
+    """Evaluate one goal or a batch; if the result for a batch has another shape, evaluate the goals one by one."""
     info = {} if info is None else info
     answer = np.asarray(function(achieved_goal, desired_goal, info))
     if answer.shape == achieved_goal.shape[:-1]:
@@ -84,7 +84,7 @@ def sample_goal_pairs(env: gym.Env[Any, Any], count: int = 64, seed: int = 0) ->
     achieved: list[Array] = []
     desired: list[Array] = []
     for episode_seed in numbers(seed):
-        # A third of the rows at most comes from one episode, so that they hold several desired goals.
+        # At most a third of the rows comes from one episode, so that there are several desired goals.
         for step in islice(play(env, lambda _: env.action_space.sample(), [episode_seed]), max(1, count // 3)):
             observation = cast(dict[str, Array], step.next_observation)
             achieved.append(np.asarray(observation["achieved_goal"], dtype=np.float32))
@@ -101,9 +101,9 @@ def sample_goal_pairs(env: gym.Env[Any, Any], count: int = 64, seed: int = 0) ->
 class GoalRewards:
     """The rewards and terminations of an environment for goals other than the episode's own, as hindsight needs them.
 
-    It owns ``env`` and uses it for nothing else. Environments get the batched form wrong in many ways (one bool for a
-    whole batch, a bare ``False``, an ``info`` that must be an array). So the batched answer is compared with one-by-one
-    calls on goals of random play, and if they differ, the function is called one by one from then on.
+    It owns ``env``, which is used for nothing else. Environments get the batched form wrong in many ways (one bool for
+    a whole batch, a bare ``False``, an ``info`` that must be an array). So the batched result is compared with
+    one-by-one calls on goals of random play, and if they differ, the function is called one by one from then on.
 
     Random play also shows what the reward looks like: whether it has two values, which bounds the values a learner can
     reach, and whether the distance of the goals decides it, which can be computed without the environment. Later
@@ -162,9 +162,9 @@ class GoalRewards:
         else:
             rewards = self._distance_reward(achieved_goals, desired_goals)
             if self._batches % _SPOT_CHECK == 1:
-                asked = self._env_reward(achieved_goals, desired_goals)
-                if not np.array_equal(rewards, asked):  # goals unlike those of the start, such as angles that wrap
-                    self._distance_reward, rewards = None, asked
+                env_rewards = self._env_reward(achieved_goals, desired_goals)
+                if not np.array_equal(rewards, env_rewards):  # later goals can differ from the first: angles that wrap
+                    self._distance_reward, rewards = None, env_rewards
         if not self._transform.identity:
             rewards = self._transform.apply(rewards)
         if self._distance_reward is None:  # the distance form has two values, and the range holds both
@@ -172,12 +172,12 @@ class GoalRewards:
         return rewards
 
     def check_play(self, rewards: Array, achieved_goals: Array, desired_goals: Array) -> None:
-        """Compare what is assumed of the reward with the transformed rewards ``[T]`` of an episode that was played.
+        """Compare the assumptions about the reward with the rewards of a played episode.
 
         Args:
-            rewards: ``[T]`` what the steps paid, transformed.
-            achieved_goals: ``[T, D]`` achieved after each step.
-            desired_goals: ``[T, D]`` wanted after each step.
+            rewards: ``[T]`` transformed rewards of the steps.
+            achieved_goals: ``[T, D]`` after each step.
+            desired_goals: ``[T, D]`` after each step.
         """
         self._include(rewards)
         if self._distance_reward is None:
@@ -185,14 +185,14 @@ class GoalRewards:
         assumed = self._distance_reward(achieved_goals, desired_goals)  # [T], raw
         expected = self._transform.apply(assumed)
         differs = np.abs(rewards - expected) > 1e-5 * np.maximum(1.0, np.abs(expected))
-        # A distance at the threshold can be rounded either way. The environment decides on the very same goals.
+        # A distance at the threshold can be rounded either way, so the environment's reward for these goals decides.
         if differs.any() and not np.array_equal(
             self._env_reward(achieved_goals[differs], desired_goals[differs]), assumed[differs]
         ):
             self._distance_reward = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides how the next batches are answered."""
+        """Return the state that later rewards depend on."""
         return {
             "calls": self._batches,
             "quick": self._distance_reward is not None,
@@ -207,7 +207,7 @@ class GoalRewards:
         stored = state.get("reward_range")
         if stored is not None and tuple(stored) != self.reward_range:
             self.reward_range = float(stored[0]), float(stored[1])
-            self._warned = True  # the run has said so before
+            self._warned = True  # the run has warned before
 
     def terminated(self, achieved_goals: Array, desired_goals: Array) -> Array:
         """Return ``[B]`` of 0 and 1: whether the episode would have ended at goals ``[B, D]``."""
@@ -216,7 +216,7 @@ class GoalRewards:
         return self._terminated(achieved_goals, desired_goals)
 
     def _include(self, rewards: Array) -> None:
-        """Widen the range if a transformed reward lies outside of it, and warn the first time."""
+        """Widen the range if a transformed reward is outside it, and warn the first time."""
         if self.reward_range is None:
             return
         low, high = self.reward_range
@@ -229,8 +229,8 @@ class GoalRewards:
             self._warned = True
             outside = smallest if smallest < low - rounding else largest
             warnings.warn(
-                f"{self._name}: a reward of {outside:g} is outside [{low:g}, {high:g}], the range that random play had"
-                " shown. The range is widened whenever that happens, and the bounds on values with it",
+                f"{self._name}: a reward of {outside:g} is outside [{low:g}, {high:g}], the range seen in random"
+                " play. The range and the bounds on values are widened, now and whenever this happens again",
                 stacklevel=2,
             )
 
@@ -252,19 +252,19 @@ class GoalRewards:
         try:
             expected = one_by_one(achieved, desired)
         except Exception as error:
-            raise EnvError(f"{env_name(env)}: {name} failed on a goal it had shown itself: {error!r}") from error
+            raise EnvError(f"{env_name(env)}: {name} failed on a goal from its own observations: {error!r}") from error
         try:
             scalar = np.ndim(function(achieved, desired, {})) == 0
         except Exception:  # it takes no batches
             scalar = False
         if scalar and (expected == expected[0]).all():
-            # The same answer for every goal, met or not: a constant, such as the bare False of RobotEnv.
+            # The result is the same for all goals, met or not: a constant, such as the bare False of RobotEnv.
             constant = float(expected[0])
             return lambda achieved_goals, desired_goals: np.full(len(achieved_goals), constant, np.float32)
         for form in (batched, batched_info_array):
             try:
                 answer = form(achieved, desired)
-            except Exception:  # whatever it raises, this form cannot be used
+            except Exception:  # any error means that this form cannot be used
                 continue
             if answer.shape == expected.shape and np.allclose(answer, expected, rtol=1e-5, atol=1e-6):
                 return form
@@ -279,9 +279,9 @@ GoalFunctions = GoalRewards
 def _as_distance_reward(
     reward: Callable[..., Array], achieved: Array, threshold: float
 ) -> Callable[[Array, Array], Array] | None:
-    """Return a fast equal of ``reward`` if it has two values and the distance of the goals alone decides it.
+    """Return a fast form of ``reward`` if it has two values and depends only on the distance of the goals.
 
-    Most sparse goal tasks have such a reward. The fast form is used only if it gives the same answers around the
+    Most sparse goal tasks have such a reward. The fast form is used only if it gives the same rewards around the
     threshold, from equal goals to far ones, in random directions. Otherwise this returns None, and the environment
     computes the reward.
     """

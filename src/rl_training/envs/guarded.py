@@ -1,4 +1,4 @@
-"""A wrapper that names the environment whose code fails, answers wrongly or does not answer."""
+"""A wrapper whose errors name the environment that fails, returns a wrong result or does not return."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NUMBERS = "biuf"  # kinds of dtype: bool, signed, unsigned, float
 
 
 class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Passes calls on, and raises an ``EnvFailedError`` that names the environment when one goes wrong.
+    """Forwards calls, and raises an ``EnvFailedError`` that names the environment when one fails.
 
-    Wrong are: an exception of any kind, an answer that Gymnasium's interface does not allow, an observation that does
-    not have the shape of its space, and no answer within ``timeout`` seconds. Whether numbers are finite is checked
-    elsewhere. A ``close`` that fails is a warning, since nothing depends on it.
+    A call fails if it raises an exception, returns a value that Gymnasium's interface does not allow, returns an
+    observation without the shape of its space, or does not return within ``timeout`` seconds. Whether numbers are
+    finite is checked elsewhere. A ``close`` that fails is a warning, since nothing depends on it.
 
     Attributes:
-        name: how messages call this environment.
+        name: the name of this environment in messages.
     """
 
     def __init__(self, env: gym.Env[Any, Any], name: str, timeout: float) -> None:
@@ -38,7 +38,7 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     @property
     def spec(self) -> EnvSpec | None:  # type: ignore[override]
-        """The environment's own specification: this wrapper is no part of it."""
+        """The environment's own specification, without this wrapper."""
         return self.env.spec
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -77,7 +77,7 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
         except RLTrainingError as error:
             warnings.warn(str(error), stacklevel=2)
         except Interrupted:
-            pass  # the program is ending: what is left of the environment ends with it
+            pass  # the program is ending, and the environment with it
 
     def _call(self, call: str, function: Callable[[], Any]) -> Any:
         try:
@@ -178,7 +178,7 @@ def describe(error: BaseException) -> str:
 
 
 def _shapes(space: gym.Space[Any]) -> dict[str | None, tuple[int, ...]] | None:
-    """Return the shape of each part of an observation; the key is None where it is one array."""
+    """Return the shape of each part of an observation; the key is None if it is one array."""
     if isinstance(space, spaces.Box):
         return {None: space.shape}
     if isinstance(space, spaces.Dict):

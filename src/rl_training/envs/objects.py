@@ -1,7 +1,7 @@
 """Environments given as objects: an environment, or a function that builds one, becomes an ``env_id``.
 
 A run needs several equal environments: to collect, to evaluate, to compute rewards. Each is built from the object, and
-the id is known in this process alone. A run of such an environment can be resumed where the object is given again.
+the id is known only in this process. A run of such an environment can be resumed if the object is given again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EnvSource = str | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]]
 
 
 def register_env(env: EnvSource) -> str:
-    """Return an ``env_id`` for an environment; an object is registered under a name of its own."""
+    """Return an ``env_id`` for an environment; an object is registered under a new name."""
     if isinstance(env, str):
         return env
     build, name = _builder(env)
@@ -34,7 +34,7 @@ def register_env(env: EnvSource) -> str:
 
 
 def is_object_id(env_id: str | None) -> bool:
-    """Return whether an id stands for an environment that was given as an object."""
+    """Return whether an id names an environment that was given as an object."""
     return env_id is not None and env_id.startswith(f"{NAMESPACE}/")
 
 

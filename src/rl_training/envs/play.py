@@ -12,13 +12,13 @@ from rl_training.interrupts import raise_if_asked_to_stop
 from rl_training.types import Observation
 
 Action: TypeAlias = Any
-"""What the environment's ``step`` takes."""
+"""The argument of the environment's ``step``."""
 
 _LONGEST_EPISODE = 100_000
 
 
 class Step(NamedTuple):
-    """One step of an episode. The environment may reuse the arrays: copy what is kept beyond the next step."""
+    """One step of an episode. The environment may reuse the arrays: copy those that are kept beyond the next step."""
 
     episode: int
     """The number of the episode, from 0."""
@@ -53,8 +53,8 @@ def play(
         act: chooses the action for an observation.
         seeds: the seed with which each episode's ``reset`` is called.
         on_reset: called with the episode's number after each reset.
-        max_episode_steps: how long an episode may get. Unset, it is 100,000, or the environment's own time limit
-            where that is longer.
+        max_episode_steps: the greatest length of an episode; unset: 100,000, or the environment's own time limit if
+            that is longer.
     """
     limit = max_episode_steps or _time_limit(env)
     for episode, seed in enumerate(seeds):

@@ -1,4 +1,4 @@
-"""Returns that tasks are known by, so that scores of different tasks can be put on one scale.
+"""Reference returns of tasks, which put the scores of different tasks on one scale.
 
 They are D4RL's (https://github.com/Farama-Foundation/D4RL): the mean return of random play and that of an expert. The
 tasks here are later versions of those, so a normalised score compares with published ones only roughly.
@@ -19,7 +19,7 @@ _SCORES: dict[str, tuple[float, float]] = {
 
 
 def reference_scores(env_id: str) -> tuple[float, float] | None:
-    """Return a task's random and expert return, whatever its version; None where they are not known."""
+    """Return a task's random and expert return, for any version of the task; None if they are not known."""
     return _SCORES.get(env_id.rpartition("-v")[0])
 
 

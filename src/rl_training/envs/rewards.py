@@ -29,7 +29,7 @@ class RewardTransformConfig(Settings):
         values = dict(values)
         clip = values.pop("clip")
         if "clip_min" in values or "clip_max" in values:
-            raise ValueError(f"clip = {clip!r} says the same as clip_min and clip_max: give one of the two forms")
+            raise ValueError(f"clip = {clip!r} and clip_min or clip_max are both given: expected one of the two forms")
         if not isinstance(clip, (list, tuple)) or len(clip) != 2:
             raise ValueError(f"clip = {clip!r}: expected two bounds, [low, high]")
         return {**values, "clip_min": clip[0], "clip_max": clip[1]}

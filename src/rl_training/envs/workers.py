@@ -37,7 +37,7 @@ class LocalVectorEnv(SyncVectorEnv):
 
 
 class WorkerVectorEnv(AsyncVectorEnv):
-    """Gymnasium's environments in processes of their own; a ``WorkerError`` names one that dies, hangs or fails."""
+    """Gymnasium's environments in separate processes; a ``WorkerError`` names one that dies, hangs or fails."""
 
     def __init__(self, builders: Sequence[EnvBuilder], timeout: float) -> None:
         self.timeout = timeout
@@ -84,9 +84,9 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     @contextlib.contextmanager
     def _watched(self, call: str) -> Iterator[None]:
-        """Name the worker that did not answer a call, and end all of them: the run cannot go on with the others."""
+        """Name the worker that did not answer a call, and end all of them: the run cannot continue with the others."""
         try:
-            with TimeLimit(self.timeout + 60):  # the pipes have the time limit; this one answers requests to stop
+            with TimeLimit(self.timeout + 60):  # the pipes have the time limit; this one handles requests to stop
                 yield
         except multiprocessing.TimeoutError:
             silent = [i for i, pipe in enumerate(self.parent_pipes) if pipe is not None and not pipe.poll()]
@@ -150,7 +150,7 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
 
 def _work(index: int, build: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, errors: Any, *more: Any) -> None:
-    """Serve an environment until told to stop. A process whose parent has ended stops without a message."""
+    """Serve an environment until the parent asks it to stop. If the parent has ended, stop without a message."""
     try:
         _async_worker(index, build, pipe, parent_pipe, shared_memory, errors, *more)
     except (EOFError, ConnectionError):

@@ -17,7 +17,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def target_copy(module: ModuleT) -> ModuleT:
-    """Return a copy that gradients never reach."""
+    """Return a copy whose parameters need no gradient."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
@@ -43,7 +43,7 @@ class ActorCriticModel(nn.Module):
 
 
 class MLPDDPGModel(ActorCriticModel):
-    """Deterministic actor, with a target of its own: DDPG and TD3."""
+    """Deterministic actor with a target copy: DDPG and TD3."""
 
     Actor = DeterministicActor
 
@@ -55,7 +55,7 @@ class MLPDDPGModel(ActorCriticModel):
 
 
 class MLPSACModel(ActorCriticModel):
-    """Squashed Gaussian actor: SAC and what is built on it."""
+    """Squashed Gaussian actor: SAC and the algorithms based on it."""
 
     Actor = SquashedGaussianActor
 
@@ -67,7 +67,7 @@ class MLPAWACModel(ActorCriticModel):
 
 
 class MLPIQLModel(ActorCriticModel):
-    """The same with a state value."""
+    """Gaussian actor whose density is finite at the bounds, and a state value."""
 
     Actor = GaussianActor
 
@@ -87,7 +87,7 @@ class MLPDQNModel(nn.Module):
     ) -> None:
         super().__init__()
         if spec.num_actions is None:
-            raise ValueError("MLPDQNModel needs a SpaceSpec with num_actions")
+            raise ValueError("num_actions is None: expected the number of discrete actions")
         self.critic = MLP(spec.policy_dim, hidden_sizes, spec.num_actions, generator, layer_norm=layer_norm)
         self.target_critic = target_copy(self.critic)
 

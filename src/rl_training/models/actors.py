@@ -31,7 +31,7 @@ class DeterministicActor(nn.Module):
 class GaussianActor(nn.Module):
     """A Gaussian around ``tanh`` of an MLP, with one learned std per action dimension.
 
-    Unlike the squashed one its density is finite at the bounds, where logged actions often lie.
+    Unlike that of the squashed Gaussian, its density is finite at the bounds, where many logged actions are.
     """
 
     def __init__(self, spec: SpaceSpec, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
@@ -40,18 +40,18 @@ class GaussianActor(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(spec.action_dim))
 
     def mode(self, observations: Tensor) -> Tensor:
-        """Return the mean, the action to take when not exploring."""
+        """Return the mean ``[B, A]``, the action to take when not exploring."""
         return torch.tanh(self.mlp(observations))
 
     def sample(self, observations: Tensor, generator: torch.Generator) -> Tensor:
         """Return actions ``[B, A]`` within the bounds."""
-        mean = self.mode(observations)
+        mean = self.mode(observations)  # [B, A]
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return torch.addcmul(mean, self._log_std.exp(), noise).clamp(-1.0, 1.0)
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the log-density ``[B]`` of given actions."""
-        z = (actions - self.mode(observations)) * (-self._log_std).exp()
+        z = (actions - self.mode(observations)) * (-self._log_std).exp()  # [B, A]
         return (-0.5 * z.square() - self._log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     @property
@@ -72,40 +72,43 @@ class SquashedGaussianActor(nn.Module):
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
     def mode(self, observations: Tensor) -> Tensor:
-        """Return the squashed mean, the action to take when not exploring."""
+        """Return the squashed mean ``[B, A]``, the action to take when not exploring."""
         return torch.tanh(self(observations)[0])
 
     def sample(
         self, observations: Tensor, generator: torch.Generator, count: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return differentiable actions ``[B, A]`` and their log-densities ``[B]``; ``count`` adds a second axis."""
-        mean, log_std = self(observations)
+        """Return differentiable actions ``[B, A]`` and their log-densities ``[B]``.
+
+        With ``count``, there are that many for each observation: ``[B, count, A]`` and ``[B, count]``.
+        """
+        mean, log_std = self(observations)  # [B, A] each
         if count is not None:
             mean, log_std = (x.unsqueeze(1).expand(-1, count, -1) for x in (mean, log_std))
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        raw = torch.addcmul(mean, log_std.exp(), noise)
-        gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        raw = torch.addcmul(mean, log_std.exp(), noise)  # [B, A] or [B, count, A]
+        gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)  # [B, A] or [B, count, A]
         return torch.tanh(raw), (gaussian - _squash_correction(raw)).sum(-1)
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return the log-density ``[B]`` of given actions; those at the bounds count as just inside them."""
-        mean, log_std = self(observations)
-        raw = torch.atanh(actions.clamp(-1.0 + 1e-5, 1.0 - 1e-5))
+        """Return the log-density ``[B]`` of given actions; those at the bounds are moved slightly inside."""
+        mean, log_std = self(observations)  # [B, A] each
+        raw = torch.atanh(actions.clamp(-1.0 + 1e-5, 1.0 - 1e-5))  # [B, A]
         gaussian = -0.5 * ((raw - mean) * (-log_std).exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
         log_probs: Tensor = (gaussian - _squash_correction(raw)).sum(-1)
         return log_probs
 
 
 def _squash_correction(raw: Tensor) -> Tensor:
-    """Return log(1 - tanh(x)²) in a form that does not lose its digits for large x."""
+    """Return log(1 - tanh(x)²) in a form that stays accurate for large x."""
     return 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
 
 
 @torch.no_grad()
 def load_actor(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
-    """Load into ``actor`` the policy of another actor, which may be of another kind, from its state.
+    """Load the policy of another actor, which may be of another class, from its ``state_dict``.
 
-    The mean action carries over exactly; the std carries over where both depend on the state.
+    The mean action is the same afterwards; the std is the same if it depends on the state in both.
 
     Raises:
         ValueError: the hidden layers or the number of actions differ.
@@ -115,7 +118,7 @@ def load_actor(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
     size = len(own["mlp.output.bias"]) // (2 if squashed else 1)
     outputs = len(other["mlp.output.bias"])
     if outputs not in (size, 2 * size) or len(other.get("log_std", own["mlp.output.bias"][:size])) != size:
-        raise ValueError(f"the other policy has {outputs} outputs: expected {size} actions, as here")
+        raise ValueError(f"the other policy has {outputs} outputs: expected {size} actions")
     new = dict(own)
     for name in {**own, **other}:
         if not name.startswith("mlp."):
@@ -130,7 +133,9 @@ def load_actor(actor: nn.Module, other: Mapping[str, Tensor]) -> None:
         there = None if value is None else list(value.shape)
         here = list(own[name].shape) if name in own else None
         if value is None or there != here:
-            raise ValueError(f"{name} is {there} there and {here} here: expected the same hidden_sizes")
+            raise ValueError(
+                f"{name} has shape {there} in the other policy and {here} here: expected the same hidden_sizes"
+            )
         new[name] = value
     if "log_std" in own:
         new["log_std"] = other.get("log_std", torch.full_like(own["log_std"], _DEFAULT_LOG_STD))

@@ -1,4 +1,4 @@
-"""Running statistics of observations, which a learner normalises its inputs with."""
+"""Running statistics of observations, with which a learner normalises its inputs."""
 
 from __future__ import annotations
 

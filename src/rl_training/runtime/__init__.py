@@ -1,4 +1,4 @@
-"""Running: the loop, what it is made of, and one ``train_<algo>`` for each row of the table of algorithms."""
+"""The training loop and its parts, and one ``train_<algo>`` for each row of the table of algorithms."""
 
 from rl_training.algorithms.table import ALGORITHMS
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback

@@ -1,7 +1,7 @@
 """Updates as CUDA graphs: the hundreds of small kernels of one update are launched together.
 
-An update never waits for the device and never branches on what a tensor holds, so it can be recorded once and played
-again. Small networks then train several times as fast, since launching kernels is what took the time.
+An update never waits for the device and never branches on the values of a tensor, so it can be recorded once and
+replayed. Small networks then train several times as fast, because most of the time was spent launching kernels.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner
 from rl_training.types import Batch, Metrics
 
-_WARM_UP = 3  # updates done one by one before recording: libraries set themselves up in the first ones
-_MOST_GRAPHS = 16  # a schedule of the mixture changes the shape of batches now and then; the oldest graph leaves
+_WARM_UP = 3  # updates before recording, in which libraries initialise themselves
+_MOST_GRAPHS = 16  # a schedule of the offline share changes the shapes of batches; the oldest graph is dropped
 
 
 def accelerated_update(learner: Learner) -> Callable[[Batch], Metrics]:
-    """Return the quickest form of ``learner.update`` on its device; the updates themselves are the same."""
+    """Return the fastest form of ``learner.update`` on its device; the results are the same."""
     return UpdateGraphs(learner).update if learner.device.type == "cuda" else learner.update
 
 
@@ -32,7 +32,7 @@ class _Recorded(NamedTuple):
 
 
 class UpdateGraphs:
-    """Plays ``learner.update`` back from graphs, one for each kind of update and each form of a batch."""
+    """Replays ``learner.update`` from graphs, one for each kind of update and each form of a batch."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
@@ -42,7 +42,7 @@ class UpdateGraphs:
         self._works = True
 
     def update(self, batch: Batch) -> Metrics:
-        """Learn from one minibatch. What is returned is overwritten by later updates of the same form."""
+        """Learn from one minibatch. Later updates of the same form overwrite the returned metrics."""
         if not self._works:
             return self.learner.update(batch)
         key = (
@@ -52,7 +52,7 @@ class UpdateGraphs:
         )
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen <= _WARM_UP:
-            return self._update_beside(batch)
+            return self._update_on_side_stream(batch)
         recorded = self._graphs.get(key)
         if recorded is None:
             recorded = self._record(batch)
@@ -61,15 +61,15 @@ class UpdateGraphs:
             if len(self._graphs) == _MOST_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs)))
             self._graphs[key] = recorded
-        for static, fresh in zip(_tensors(recorded.inputs), _tensors(batch), strict=True):
-            if static is not None and fresh is not None:
-                static.copy_(fresh, non_blocking=True)
+        for static, new in zip(_tensors(recorded.inputs), _tensors(batch), strict=True):
+            if static is not None and new is not None:
+                static.copy_(new, non_blocking=True)
         recorded.graph.replay()
         self.learner.update_count += 1
         return recorded.metrics
 
-    def _update_beside(self, batch: Batch) -> Metrics:
-        """Update on a stream of its own, as recording asks for."""
+    def _update_on_side_stream(self, batch: Batch) -> Metrics:
+        """Update on a separate stream, which recording requires."""
         here = torch.cuda.current_stream(self.learner.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -78,7 +78,7 @@ class UpdateGraphs:
         return metrics
 
     def _record(self, batch: Batch) -> _Recorded | None:
-        """Record one update without doing it; where that fails, updates go on one by one for good."""
+        """Record one update without executing it. If that fails, all later updates run without graphs."""
         inputs = Batch(*cast(Any, (value.clone() if isinstance(value, Tensor) else value for value in batch)))
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.learner.generator)

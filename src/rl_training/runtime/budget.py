@@ -1,4 +1,4 @@
-"""How far a run may go, and how many updates are due. Everything follows from the run's counters."""
+"""The budget of a run, and how many updates are due. Both follow from the run's counters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Budget:
     pretrain_updates: int
     """Updates on offline data before the first environment step."""
     collection: CollectionSettings | None
-    """None offline, where every update is a step."""
+    """None offline: every update counts as a step."""
 
     @property
     def progress(self) -> float:
@@ -30,25 +30,25 @@ class Budget:
 
     @property
     def learning_progress(self) -> float:
-        """Where the learning-rate schedule stands. Pretraining runs through the schedule once, by itself."""
+        """The progress of the learning-rate schedule. Pretraining runs through the schedule once, by itself."""
         if self.pretraining:
             return (self.state.update_count + 1) / self.pretrain_updates
         return self.progress
 
     @property
     def pretraining(self) -> bool:
-        """Whether the run still learns from offline data alone."""
+        """Whether the run still learns from offline data only."""
         return self.state.update_count < self.pretrain_updates and self.state.global_step == 0
 
     @property
     def position(self) -> int:
-        """What intervals count: transitions, and updates while there are no transitions yet."""
+        """The counter that intervals use: transitions, or updates while pretraining."""
         return self.state.update_count if self.pretraining else self.state.global_step
 
     def updates_due(self) -> int:
-        """Return how many updates the transitions so far ask for, beyond those done; fractions add up."""
+        """Return how many updates the transitions so far require, minus those done; fractions add up."""
         wanted, collection = self.state.global_step, self.collection
-        if self.pretraining:  # one at a time, so that a signal is answered between any two
+        if self.pretraining:  # one at a time, so that a signal is handled between any two
             wanted = self.state.update_count + 1
         elif collection is not None:
             start = max(collection.learning_starts, self.state.last_step_without_data)

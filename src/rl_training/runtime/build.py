@@ -41,13 +41,13 @@ class RunComponents:
     experience: Source
     """What the learner samples: offline data, the replay buffer, or a mixture of both."""
     mixture: Mixture | None
-    """The same mixture, where it is one."""
+    """``experience``, if it is a mixture."""
     replay: Replay | None
     collector: Collector | None
     evaluator: Evaluator | None
-    """None where there is no environment."""
+    """None without an environment."""
     goals: GoalRewards | None
-    """The rewards of other goals, with hindsight."""
+    """Rewards of relabelled goals; None without hindsight."""
 
 
 def build_run(
@@ -82,7 +82,7 @@ def build_run(
 
 
 def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, device: torch.device) -> Learner:
-    """Build the untrained learner, or say which algorithms suit the task."""
+    """Build the untrained learner, or raise an error that names the algorithms for the task."""
     learner_type = settings.algorithm.learner
     if not learner_type.supports(spec):
         key, name = ("algo", config.algo) if settings.backend is None else ("algo_kwargs.backend", settings.backend)
@@ -96,14 +96,14 @@ def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, d
 
 
 def required_env_id(config: TrainConfig) -> str:
-    """Return the environment's id, or say that there must be one."""
+    """Return the environment's id, or raise an error if there is none."""
     if config.env_id is None:
         raise ConfigError(f"{config.algo}: key 'env_id' is required here and missing")
     return config.env_id
 
 
 def _reward_transform(settings: RunSettings, dataset: TransitionDataset | None) -> RewardTransform:
-    """Return what is done to every reward before it is learned from: the environment's transform, then the algorithm's.
+    """Return the transform of all rewards that are learned from: the environment's, then the algorithm's.
 
     Collected, relabelled and offline rewards all pass through it. Evaluations and curves show raw rewards.
     """
@@ -111,14 +111,14 @@ def _reward_transform(settings: RunSettings, dataset: TransitionDataset | None) 
     if settings.algorithm.hindsight:
         return RewardTransform(env_transform)
     if dataset is not None and env_transform is not None:
-        dataset = dataset.with_reward_transform(env_transform)  # reward_scale: auto looks at the result
+        dataset = dataset.with_reward_transform(env_transform)  # reward_scale: auto uses the result
     return RewardTransform(env_transform, settings.rewards.reward_transform(dataset))
 
 
 def _task(
     config: TrainConfig, settings: RunSettings, dataset: TransitionDataset | None, transform: RewardTransform
 ) -> tuple[SpaceSpec, GoalRewards | None]:
-    """Return the sizes of the task and, with hindsight, its reward functions; without ``env_id`` the data has them."""
+    """Return the sizes of the task and, with hindsight, its reward functions; without ``env_id``, from the data."""
     hindsight = settings.algorithm.hindsight
     if config.env_id is None and dataset is not None and not (hindsight or settings.online):
         return _spec_of_data(dataset, settings), None
@@ -142,7 +142,7 @@ def _spec_of_data(dataset: TransitionDataset, settings: RunSettings) -> SpaceSpe
         return spec
     if spec.is_discrete or len(low) != spec.action_dim:
         kind = "discrete actions" if spec.is_discrete else f"{spec.action_dim} actions"
-        raise ConfigError(f"algo_kwargs.action_low = {list(low)}: the data has {kind}")
+        raise ConfigError(f"algo_kwargs.action_low = {list(low)}: the data has {kind}; expected one bound per action")
     return dataclasses.replace(spec, action_low=low, action_high=settings.dataset.action_high)
 
 
@@ -159,11 +159,11 @@ def _load_dataset(config: TrainConfig, settings: RunSettings) -> TransitionDatas
 
 
 def _require_sources(settings: RunSettings, dataset: TransitionDataset | None) -> None:
-    """Refuse settings for offline data, or for its mixture with online data, where there is no such data."""
-    learner, prior = settings.learner, settings.prior
+    """Refuse settings for offline data, or for its mixture with online data, if there is no such data."""
+    learner, mixing = settings.learner, settings.prior
     cloning = learner.bc_weight if isinstance(learner, DemonstrationSettings) else 0.0
     if dataset is not None and settings.online:
-        if cloning > 0 and not prior.uses_offline_data:
+        if cloning > 0 and not mixing.uses_offline_data:
             raise ConfigError(
                 f"algo_kwargs.bc_weight = {cloning:g} has no offline rows to imitate: expected offline_batch_ratio or"
                 " offline_pretrain_updates above 0 (or bc_weight: 0)"
@@ -171,13 +171,13 @@ def _require_sources(settings: RunSettings, dataset: TransitionDataset | None) -
         return
     if dataset is not None:
         return
-    share = prior.offline_share if prior.offline_batch_ratio is not None else None
-    asked = {
+    share = mixing.offline_share if mixing.offline_batch_ratio is not None else None
+    given = {
         "bc_weight": cloning,
         "offline_batch_ratio": max(share.start, share.end) if share is not None else 0.0,
-        "offline_pretrain_updates": prior.offline_pretrain_updates,
+        "offline_pretrain_updates": mixing.offline_pretrain_updates,
     }
-    for key, value in asked.items():
+    for key, value in given.items():
         if value > 0:
             raise ConfigError(
                 f"algo_kwargs.{key} = {value:g} needs offline data: expected dataset_path, dataset_id or dataset_kind"
@@ -193,7 +193,7 @@ def _offline_data(
     settings: RunSettings,
     transform: RewardTransform,
 ) -> OfflineData:
-    """Return a dataset in the form that this learner samples, and show its observations to the normaliser."""
+    """Return a dataset in the form that this learner samples, and add its observations to the normaliser."""
     seed = stream_seed(config.seed, Stream.OFFLINE_DATA)
     data: OfflineData
     _warn_of_clipping(
@@ -252,13 +252,13 @@ def _evaluator(config: TrainConfig, settings: RunSettings) -> Evaluator | None:
             reference=settings.loop.reference_scores,
         )
     if settings.loop.early_stopping is not None:
-        raise ConfigError("algo_kwargs.early_stopping looks at evaluations: expected an env_id to evaluate in")
+        raise ConfigError("algo_kwargs.early_stopping needs evaluations: expected an env_id")
     warnings.warn("no env_id: nothing will be evaluated, and there is no best checkpoint", stacklevel=4)
     return None
 
 
 def _warn_of_clipping(dataset: TransitionDataset, spec: SpaceSpec, bounds: str) -> None:
-    """Say how many actions are changed because they lie outside their bounds, which without ``env_id`` are assumed."""
+    """Warn if actions are outside their bounds and will be clipped; without ``env_id`` the bounds are assumed."""
     if spec.is_discrete or dataset.actions.shape[-1] != spec.action_dim:
         return
     low, high = spec.action_bounds
@@ -273,7 +273,7 @@ def _warn_of_clipping(dataset: TransitionDataset, spec: SpaceSpec, bounds: str) 
 
 
 def _require_room_for_an_episode(env: gym.Env[Any, Any], capacity: int) -> None:
-    """Refuse a buffer that cannot hold one episode, where the environment says how long one may get."""
+    """Refuse a buffer that cannot hold one episode, if the environment has a time limit."""
     limit = env.spec.max_episode_steps if env.spec is not None else None
     if limit is None and env.has_wrapper_attr("max_steps"):
         limit = env.get_wrapper_attr("max_steps")

@@ -1,4 +1,4 @@
-"""What happens beside learning, such as stopping early. A callback overrides the methods it needs."""
+"""Callbacks of the training loop, such as early stopping. A callback overrides the methods it needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Callback:
         """Run after the last step, also when training failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run must know."""
+        """Return the state that a resumed run needs."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class EarlyStoppingCallback(Callback):
             trainer.state.stop(f"early stopping: no improvement in {config.patience} evaluations")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best values and how long ago they were."""
+        """Return the best values and the number of evaluations since then."""
         return {"best": self.best, "evaluations_without_improvement": self.evaluations_without_improvement}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The files of a run: how they are named, written and read without following links, and what a checkpoint consists of.
+"""The files of a run: their names, writing and reading without following links, and the content of a checkpoint.
 
 A checkpoint is a folder with ``manifest.json`` and one safetensors file for each part of the state. The manifest holds
 the size and the SHA-256 of every file, the replay segments included, and every value that is not a tensor.
@@ -77,7 +77,7 @@ def final_name(name: str) -> str:
 def refuse_links(run_dir: Path) -> None:
     """Raise an error if a file or folder that this package writes in a run is a symbolic link.
 
-    A link can lead out of the run, where files would be overwritten or removed.
+    A link can point outside the run, and files there would be overwritten or removed.
     """
     for path in run_dir.iterdir():
         if _OWN_NAME.fullmatch(path.name) or _OWN_NAME.fullmatch(final_name(path.name)):
@@ -117,12 +117,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if type(found) is not int or found != FORMAT_VERSION:
         writer = manifest.get("package_version", "unknown")
         raise CheckpointError(
-            f"{path}: format {found!r}, this version reads format {FORMAT_VERSION}; written by rl-training {writer},"
-            f" which can read it"
+            f"{path}: format {found!r}, this version reads format {FORMAT_VERSION}; it was written by rl-training"
+            f" {writer}, which can read it"
         )
     content, seal, _ = text.rpartition(_SEAL)
     if seal and text != sealed(content + "}"):  # manifests of the first versions have no checksum
-        raise DamagedCheckpointError(f"{file}: damaged, its checksum is not that of its content")
+        raise DamagedCheckpointError(f"{file}: damaged: its checksum does not match its content")
     _require(manifest, _MANIFEST, file)
     if _depth(manifest) > _MAX_DEPTH:
         raise DamagedCheckpointError(f"{file}: nested in more than {_MAX_DEPTH} levels")
@@ -174,7 +174,7 @@ def sealed(text: str) -> str:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Write a safetensors file and return its size and checksum."""
-    # Safetensors wants each tensor in memory of its own: copy views, shared tensors and those on another device.
+    # Safetensors needs separate memory for each tensor: copy views, shared tensors and those on another device.
     own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     seen: set[int] = set()
     for key, value in own.items():
@@ -216,7 +216,7 @@ def write_pointer(path: Path, name: str) -> None:
 def write_durably(path: Path, text: str) -> None:
     """Write a text file under a temporary name, wait until it is on the disk, and rename it.
 
-    Whatever happens, ``path`` has either its earlier content or all of ``text``.
+    Even after a crash, ``path`` has either its earlier content or all of ``text``.
     """
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
@@ -276,7 +276,7 @@ def _require(values: Any, keys: dict[str, type], file: Path) -> None:
 
 
 def _take_tensors(tree: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Move the tensors and arrays of a tree into ``tensors`` and leave their names behind, so that the rest is JSON."""
+    """Move the tensors and arrays of a tree into ``tensors`` and put their names in their place; the rest is JSON."""
     if isinstance(tree, dict):
         return {
             key: _take_tensors(value, tensors, f"{path}/{key}" if path else str(key)) for key, value in tree.items()

@@ -1,9 +1,9 @@
 """Checkpoints of a run: complete, without pickle, and never half-written.
 
-The folders ``checkpoints/<step>-<updates>/`` are the checkpoints; the files ``latest`` and ``best`` beside them each
-name one. Replay rows lie in ``replay/`` as immutable segments that checkpoints share, so that a checkpoint costs what
-is new since the last one. Everything is written under a temporary name, flushed and renamed. Files and folders whose
-names this package does not write are left alone.
+The folders ``checkpoints/<step>-<updates>/`` are the checkpoints; the files ``latest`` and ``best`` next to them each
+name one. Replay rows are in ``replay/``, in immutable segments that checkpoints share, so that a checkpoint only writes
+the rows that are new since the last one. Everything is written under a temporary name, flushed and renamed. Files and
+folders whose names this package does not write are left alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FULL_SEGMENT = 16 * 2**20
 
 
 class Replay(Protocol):
-    """What a checkpoint needs of a replay buffer beyond its ``state_dict``."""
+    """The part of a replay buffer that a checkpoint needs, in addition to its ``state_dict``."""
 
     ring: RowRing
 
@@ -94,7 +94,7 @@ class CheckpointStore:
                 write_pointer(self.folder / name, path.name)
             self._prune()
         except OSError as error:
-            self._remove_temporaries()  # the disk may be full: leave the room to complete checkpoints
+            self._remove_temporaries()  # the disk may be full: free space for complete checkpoints
             raise CheckpointError(f"{path}: checkpoint not written, earlier ones are intact: {error}") from error
         return path
 
@@ -111,16 +111,16 @@ class CheckpointStore:
                 damage.append(str(error))
                 continue
             if damage:
-                warnings.warn(f"{'; '.join(damage)}; going on from {path.name}, the newest intact one", stacklevel=3)
+                warnings.warn(f"{'; '.join(damage)}; resuming from {path.name}, the newest intact one", stacklevel=3)
             self._segments, self._loaded, self._best = manifest["segments"], path, manifest.get("best")
             return state, manifest
         reasons = f": {'; '.join(damage)}" if damage else ""
         raise CheckpointError(f"{self.folder.parent}: there is no checkpoint to resume from{reasons}")
 
     def discard_newer(self) -> None:
-        """Remove what is newer than the loaded checkpoint and point ``latest`` and ``best`` at what is left.
+        """Remove checkpoints newer than the loaded one, and point ``latest`` and ``best`` at the remaining ones.
 
-        Newer checkpoints are damaged, or were written after the moment at which the run now goes on.
+        Newer checkpoints are damaged, or were written after the point from which the run now continues.
         """
         if self._loaded is None:
             return
@@ -138,12 +138,12 @@ class CheckpointStore:
         """Put the replay rows of the loaded checkpoint back into the buffer."""
         for segment in self._segments:
             rows = read_tensors(self._segment_file(segment))["rows"]
-            # A long segment may begin before the oldest row that the ring can hold.
+            # A long segment may start before the oldest row that the ring can hold.
             skip = max(0, ring.written - ring.capacity - segment["first"])
             ring.write(segment["first"] + skip, rows[skip:])
 
     def candidates(self, damage: list[str]) -> list[Path]:
-        """Return the checkpoints that may be resumed from, newest first; what is wrong is added to ``damage``."""
+        """Return the checkpoints that may be resumed from, newest first; problems are added to ``damage``."""
         if not self.folder.is_dir():
             return []
         latest = _pointer(self.folder, "latest")
@@ -174,7 +174,7 @@ class CheckpointStore:
         return sorted(own, key=_order)
 
     def _restore_best(self, loaded: Path) -> None:
-        """Point ``best`` at what the loaded manifest calls the best, and warn if that is damaged or gone."""
+        """Point ``best`` at the checkpoint that the loaded manifest names, and warn if that is damaged or gone."""
         best = self.folder / Path(str(self._best)).name if self._best else _pointer(self.folder, "best")
         order = checkpoint_order(best.name) if best is not None else None
         if best is None or order is None or order > _order(loaded):  # the run will reach a newer one again
@@ -259,7 +259,7 @@ def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def resolve_checkpoint(folder: Path, name: str = "latest") -> Path:
-    """Return the checkpoint folder that ``latest``, ``best`` or a folder's own name stands for."""
+    """Return the checkpoint folder for ``latest``, ``best`` or a folder's own name."""
     path = _pointer(folder, name) if name in _POINTERS else folder / name
     if path is None or not (path / "manifest.json").is_file():
         raise CheckpointError(f"{folder}: there is no checkpoint {name!r}")

@@ -1,4 +1,4 @@
-"""Playing in environments: exploration, episode bookkeeping, and restoring open episodes."""
+"""Collecting data in environments: exploration, records of episodes, and restoring unfinished episodes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NO_REWARD = np.zeros(0)
 
 
 class ExplorationSettings(Settings):
-    """How actions are varied while collecting. What is unset is the learner's own way."""
+    """Exploration while collecting data. Unset values are the learner's defaults."""
 
-    exploration_noise: float | None = Field(None, ge=0, description="deviation of Gaussian noise on actions in [-1, 1]")
+    exploration_noise: float | None = Field(None, ge=0, description="std of Gaussian noise on actions in [-1, 1]")
     random_action_prob: Annotated[float, Field(ge=0, le=1)] | Schedule | None = Field(
         None, description="probability of a uniformly random action: a number, or a schedule of one"
     )
@@ -57,7 +57,7 @@ class Transition(NamedTuple):
 
 
 class EpisodeRecord(NamedTuple):
-    """A finished episode: its return, its length, and whether it succeeded (None where that is not reported)."""
+    """A finished episode: its return, its length, and whether it succeeded (None if not reported)."""
 
     reward: float
     length: int
@@ -68,7 +68,7 @@ class Collector:
     """Steps a vector environment with an exploring policy.
 
     Environments are reset here, each episode with its own derived seed, so that no transition crosses an episode's end
-    and an open episode can be restored by starting it again and repeating its actions.
+    and an unfinished episode can be restored by starting it again and repeating its actions.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class Collector:
         self.ended: list[EpisodeRecord] = []  # the episodes that the last step ended
         self._episodes = np.zeros(self.num_envs, np.int64)
         self._returns = np.zeros(self.num_envs)
-        self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]  # of the open episodes
+        self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]  # the actions of each unfinished episode
         self._observations: Observation | None = None
 
     def step(self, progress: float, random: bool) -> Transition:
-        """Take one step everywhere. ``random`` ignores the policy, ``progress`` (0 to 1) moves the schedules."""
+        """Take one step in every environment. ``random`` ignores the policy; ``progress`` (0 to 1) is for schedules."""
         undo = self._undo()
         try:
             return self._step(progress, random)
         except (EnvError, EnvFailedError, Interrupted):
-            undo()  # the run is saved as it was before this step, and goes on from there exactly
+            undo()  # the run is saved as it was before this step, and a resume repeats the step
             raise
 
     def _step(self, progress: float, random: bool) -> Transition:
@@ -105,7 +105,7 @@ class Collector:
         inputs = torch.from_numpy(self._flat(observations)).to(self.learner.device)
         self.learner.observe(inputs)
         if isinstance(observations, dict) and self.learner.normalizer is not None:
-            # Hindsight makes goals of what was achieved: their scale counts as much as that of the desired ones.
+            # Hindsight uses achieved goals as desired goals, so the normaliser must see their scale as well.
             hindsight = {**observations, "desired_goal": observations["achieved_goal"]}
             self.learner.observe(torch.from_numpy(self._flat(hindsight)).to(self.learner.device))
         actions = random_actions(self.spec, self.rng, self.num_envs) if random else self._explore(inputs, progress)
@@ -134,7 +134,7 @@ class Collector:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs to bring open episodes back."""
+        """Return what ``load_state_dict`` needs, unfinished episodes included."""
         observations = self._observations
         return {
             "rng": self.rng.bit_generator.state,
@@ -148,11 +148,11 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Restore the state, and the open episodes by replaying them.
+        """Restore the state, and the unfinished episodes by replaying them.
 
         Returns:
-            The environments whose replay did not lead to the same observation: they are not deterministic and start a
-            fresh episode instead.
+            The environments whose replay ended in another observation. They are not deterministic and start a new
+            episode instead.
         """
         if len(state["episodes"]) != self.num_envs:
             raise ValueError(f"there are {self.num_envs} environments, the stored run had {len(state['episodes'])}")
@@ -189,7 +189,7 @@ class Collector:
         return actions
 
     def _undo(self) -> Callable[[], None]:
-        """Return a function that undoes whatever a step has changed by the time an environment fails."""
+        """Return a function that restores the state before a step, for a step in which an environment fails."""
         learner = self.learner
         random_states = self.rng.bit_generator.state, learner.generator.get_state()
         normalizer = None if learner.normalizer is None else copy.deepcopy(learner.normalizer.state_dict())
@@ -227,19 +227,19 @@ class Collector:
         return observations  # type: ignore[no-any-return]
 
     def _replay_open_episodes(self) -> Observation:
-        """Start the open episodes again and repeat their actions.
+        """Start the unfinished episodes again and repeat their actions.
 
-        All environments step together, so each begins as late as its number of actions allows and all end at once.
-        Until its own start an environment idles along; whatever happens to it then is undone by its reset.
+        All environments step together. Each one starts so late that all of them repeat their last action in the same
+        step. Before its start an environment gets zero actions, and the reset at its start discards their effect.
         """
         lengths = np.array([len(actions) for actions in self._actions])
         longest = int(lengths.max())
         observations = self._reset(np.ones(self.num_envs, bool))
         idle = np.zeros(self.spec.action_dim, np.float32)
         for step in range(longest):
-            begins = lengths == longest - step
-            if step > 0 and begins.any():
-                self._reset(begins)
+            starting = lengths == longest - step
+            if step > 0 and starting.any():
+                self._reset(starting)
             position = [step - (longest - int(length)) for length in lengths]
             actions = np.stack([self._actions[i][t] if t >= 0 else idle for i, t in enumerate(position)])
             observations, _, terminated, truncated, _ = self.envs.step(self.spec.to_env(actions))

@@ -12,7 +12,7 @@ from rl_training.config import Settings
 from rl_training.runtime.schedules import Schedule
 
 INTERRUPTED = "interrupted"
-"""How the ``stop_reason`` of a run that a signal ended begins."""
+"""The start of ``stop_reason`` if a signal ended the run."""
 
 
 class EarlyStoppingConfig(Settings):
@@ -31,20 +31,20 @@ class EarlyStoppingConfig(Settings):
 
 
 class CollectionSettings(Settings):
-    """How learning keeps pace with collecting. Steps are environment transitions over all environments."""
+    """How many updates follow the collected transitions, which are counted over all environments."""
 
     learning_starts: int = Field(1_000, ge=0, description="transitions collected, with random actions, before learning")
-    train_frequency: int = Field(1, ge=1, description="transitions between two phases of learning")
+    train_frequency: int = Field(1, ge=1, description="transitions between two rounds of updates")
     gradient_updates_per_step: float = Field(1.0, gt=0, description="updates per transition (the update-to-data ratio)")
 
 
 class PriorSettings(Settings):
-    """How offline and online data are mixed. It matters where a dataset is given."""
+    """How offline and online data are mixed in an online run with a dataset."""
 
     offline_batch_ratio: Annotated[float, Field(ge=0, le=1)] | Schedule | None = Field(
         None, description="share of offline rows in a batch: a number or a schedule; unset: 0.5"
     )
-    offline_pretrain_updates: int = Field(0, ge=0, description="updates on offline data alone, before the first step")
+    offline_pretrain_updates: int = Field(0, ge=0, description="updates on offline data only, before the first step")
 
     @model_validator(mode="after")
     def _share(self) -> PriorSettings:
@@ -71,13 +71,14 @@ class InitSettings(Settings):
     """What a run starts from, if not from scratch."""
 
     init_from: Path | None = Field(
-        None, description="a run or checkpoint to start from: all of it if its algorithm is the same, else its policy"
+        None,
+        description="a run or checkpoint whose weights are loaded: all if its algorithm is the same, else its policy",
     )
     init_optimizers: bool = Field(True, description="whether the optimisers' moments are loaded as well")
 
 
 class LoopSettings(Settings):
-    """Settings of the training loop. Steps are environment transitions; offline, where none are made, updates."""
+    """Settings of the training loop. Steps are environment transitions online and updates offline."""
 
     max_updates: int | None = Field(
         None, ge=1, description="stop after this many updates; unset: total_timesteps decides"
@@ -88,7 +89,7 @@ class LoopSettings(Settings):
     )
     keep_checkpoints: int = Field(2, ge=2, description="checkpoints kept, besides the best")
     reference_scores: tuple[float, float] | None = Field(
-        None, description="returns that count as 0 and 100 in eval/normalized_score; unset: D4RL's, where it has them"
+        None, description="returns that count as 0 and 100 in eval/normalized_score; unset: D4RL's, if it has any"
     )
     log_interval: int = Field(500, ge=1, description="steps between two lines of metrics.csv")
     early_stopping: EarlyStoppingConfig | None = Field(
@@ -119,7 +120,7 @@ _RENAMED = {"first_data_step": "last_step_without_data", "handed_over": "pretrai
 
 @dataclass
 class TrainerState:
-    """Where a run stands. ``update_count`` counts updates; ``global_step`` transitions over all environments."""
+    """The progress of a run. ``update_count`` counts updates, ``global_step`` transitions over all environments."""
 
     global_step: int = 0
     update_count: int = 0
@@ -128,16 +129,16 @@ class TrainerState:
     last_step_without_data: int = 0
     """The last step at which there was nothing to sample yet."""
     best_score: tuple[float, float] | None = None
-    """Success rate (0 where none is reported) and mean reward of the best evaluation."""
+    """Success rate (0 if none is reported) and mean reward of the best evaluation."""
     last_evaluation: dict[str, float] = field(default_factory=dict)
     pretrained_return: float | None = None
     """The mean return of a pretrained policy before its first online step."""
 
     report_due: tuple[int | None, bool] | None = None
-    """The arguments of an evaluation that was cut off. A resumed run does it first."""
+    """The arguments of an evaluation that was cut off. A resumed run repeats it first."""
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to end after the current step; the first reason stands."""
+        """Ask the loop to end after the current step; the first reason is kept."""
         if not self.should_stop:
             self.should_stop, self.stop_reason = True, reason
 
@@ -147,7 +148,7 @@ class TrainerState:
         return (self.stop_reason or "").startswith(INTERRUPTED)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on from. That the run was stopped is not part of it."""
+        """Return the state from which a resumed run continues, without the request to stop."""
         state = {**asdict(self), "should_stop": False, "stop_reason": None}
         if self.report_due is None:
             del state["report_due"]  # older checkpoints do not have it

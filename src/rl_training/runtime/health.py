@@ -1,7 +1,7 @@
-"""Checks for NaN and infinity that say where they first appear.
+"""Checks for NaN and infinity. The errors say where they first appear.
 
-What environments return is on the host and is checked as it arrives. What the learner holds is checked when it is
-logged or saved, because the loop waits for the device then anyway.
+The results of environments are on the host and are checked as they arrive. The learner's numbers are checked when they
+are logged or saved, because the loop waits for the device then anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMED = 4
 def require_finite_step(observations: Observation, rewards: NDArray[Any], *, name: str | None = None) -> None:
     """Raise an error if environments returned a number that is not finite; the first axis is the environments'.
 
-    ``name`` says whose numbers they are; unset, it is the number of the environment.
+    ``name`` is the source of the numbers in the error; unset: the index of the environment.
     """
     parts = observations if isinstance(observations, dict) else {"observation": observations}
     for part, values in {**parts, "reward": rewards}.items():

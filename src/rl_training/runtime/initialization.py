@@ -1,4 +1,4 @@
-"""Starting a run from another one: an offline policy goes online, or a cloned policy becomes an actor."""
+"""Starting a run from another one, for example fine-tuning an offline policy online."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from rl_training.types import SpaceSpec
 
 
 def initialize(learner: Learner, settings: RunSettings) -> None:
-    """Load what the run that ``init_from`` names has learned, if it names one.
+    """Load the weights of the run that ``init_from`` names, if it is set.
 
     From a learner of the same algorithm everything is loaded: networks, targets, statistics and, unless
-    ``init_optimizers`` is off, the optimisers' moments. From any other, its policy and its normaliser are.
+    ``init_optimizers`` is off, the optimisers' moments. From any other learner, only the policy and the normaliser are
+    loaded.
     """
     path = settings.init.init_from
     if path is None:
@@ -55,26 +56,27 @@ def _require_same_task(there: SpaceSpec, here: SpaceSpec) -> None:
     """Compare sizes and action bounds: the same policy output must mean the same action."""
     for name in ("observation_dim", "goal_dim", "action_dim", "num_actions"):
         if getattr(there, name) != getattr(here, name):
-            raise ValueError(f"{name} is {getattr(there, name)} there and {getattr(here, name)} here")
+            raise ValueError(f"{name} is {getattr(there, name)} in that run and {getattr(here, name)} in this one")
     if here.is_discrete:
         return
     for name, theirs, ours in zip(("low", "high"), there.action_bounds, here.action_bounds, strict=True):
         if (theirs != ours).any():
             raise ValueError(
-                f"the actions' {name} bounds are {theirs.tolist()} there and {ours.tolist()} here, so its actions would"
-                " be rescaled; a run without env_id takes its bounds from algo_kwargs.action_low and action_high"
+                f"the actions' {name} bounds are {theirs.tolist()} in that run and {ours.tolist()} in this one, so its"
+                " actions would be rescaled; a run without env_id takes its bounds from algo_kwargs.action_low and"
+                " action_high"
             )
 
 
 def _fixed_weights(learner: Learner, optimizers: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the temperatures that only one of the two runs learns: they stay as this run's settings say."""
+    """Return the temperatures that only one of the two runs learns: they keep the values of this run's settings."""
     learned = learner.training_state()["optimizers"].keys() & optimizers.keys()
     state = learner.state_dict()
     return {name: state[name] for name, optimizer in learner.temperatures.items() if optimizer not in learned}
 
 
 def _require_same_networks(there: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> None:
-    """Name the first weight that the two runs do not share in this shape."""
+    """Raise an error that names the first weight whose shape differs between the two runs."""
     for name in {**here, **there}:
         a, b = (list(state[name].shape) if name in state else "not there" for state in (there, here))
         if a != b:

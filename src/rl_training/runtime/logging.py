@@ -30,8 +30,8 @@ class MetricsLogger:
         self._tensorboard: Any = None
 
     def open(self, resume_at: tuple[int, int] | None = None) -> None:
-        """Start the logs, or continue them after removing what came after that step and update."""
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
+        """Start the logs, or continue them after removing the rows beyond that step and update."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import; only training needs it
 
         if resume_at is not None:
             self._rows = [row for row in read_metrics(self.path) if (row[STEP], row[UPDATES]) <= resume_at]
@@ -71,7 +71,7 @@ class MetricsLogger:
     def close(self) -> None:
         """Close the logs."""
         if self._tensorboard is not None:
-            # If the disk is too full for the last events, go on: metrics.csv has the same values.
+            # Ignore a disk that is too full for the last events: metrics.csv has the same values.
             with contextlib.suppress(OSError):
                 self._tensorboard.close()
 

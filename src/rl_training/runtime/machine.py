@@ -1,4 +1,4 @@
-"""Versions and hardware: what decides, beside the configuration, whether the same steps give the same bits."""
+"""Versions and hardware, which can change the results of a run that has the same configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = {
     "h5py": "offline",
     "pyarrow": "offline",
 }
-"""Packages whose versions matter, and the extra that installs each. The core and the simulators decide the bits."""
+"""Packages whose versions are reported, and the extra that installs each."""
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:
@@ -27,8 +27,9 @@ def machine_facts(device: torch.device) -> dict[str, str]:
     facts = {"python": platform.python_version(), "processor": platform.machine()}
     facts["instructions"] = torch.backends.cpu.get_cpu_capability()
     facts["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    deciding = (package for package, extra in PACKAGES.items() if extra in ("core", "robotics"))
-    return facts | {package: found for package in deciding if (found := package_version(package)) != "unknown"}
+    # The versions of these packages can change the numbers of a run.
+    recorded = (package for package, extra in PACKAGES.items() if extra in ("core", "robotics"))
+    return facts | {package: found for package in recorded if (found := package_version(package)) != "unknown"}
 
 
 def package_version(package: str = "rl-training") -> str:

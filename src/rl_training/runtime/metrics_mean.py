@@ -1,4 +1,4 @@
-"""Means of what updates report, kept on the device until they are logged."""
+"""Means of the metrics of updates, kept on the device until they are logged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MetricsMean:
             self._counts[name] += 1
 
     def take(self) -> dict[str, float]:
-        """Return the means and start over. The device is waited for here."""
+        """Return the means and start over. This waits for the device."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self.last, self._sums, self._counts = {}, {}, {}
         return means
@@ -42,7 +42,7 @@ class MetricsMean:
         return {"train_metrics": self._sums, "train_metric_counts": self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; version 0.1 kept the last values alone."""
+        """Restore what ``state_dict`` returned; version 0.1 stored only the last values."""
         sums: dict[str, Tensor] = dict(state["train_metrics"])
         self.last, self._sums = dict(sums), sums
         self._counts = dict(state.get("train_metric_counts", dict.fromkeys(sums, 1)))

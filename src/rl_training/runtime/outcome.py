@@ -1,4 +1,4 @@
-"""How a run ends: completed, stopped, interrupted or failed, and what is written about it."""
+"""How a run ends: completed, stopped, interrupted or failed, and the files that are written then."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_to_end(trainer: Trainer, run_dir: Path) -> TrainResult:
     state = trainer.state
     try:
         for name in (RESULT, TRACEBACK):
-            (run_dir / name).unlink(missing_ok=True)  # of an earlier part of this run
+            (run_dir / name).unlink(missing_ok=True)  # from an earlier part of this run
         with stop_on_signals(lambda name: state.stop(f"{INTERRUPTED} by {name}")):
             trainer.run()
     except CheckpointError:
@@ -52,15 +52,15 @@ def run_to_end(trainer: Trainer, run_dir: Path) -> TrainResult:
     status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
     if state.update_count == 0 and status == "completed":
         warnings.warn(
-            f"nothing was learned: {state.global_step} steps led to no update (no episode was complete, or"
-            " learning_starts, train_frequency and gradient_updates_per_step asked for none)",
+            f"nothing was learned: there was no update in {state.global_step} steps (no episode was complete, or"
+            " learning_starts, train_frequency and gradient_updates_per_step allowed none)",
             stacklevel=3,
         )
     return _write_result(_result(trainer, run_dir, status, reason))
 
 
 def read_result(run_dir: Path) -> TrainResult | None:
-    """Return how a run ended, or None where it did not, or where that cannot be read."""
+    """Return how a run ended, or None if it did not end or its result cannot be read."""
     try:
         values = json.loads((run_dir / RESULT).read_text(encoding="utf-8"))
         metrics = {name: math.nan if value is None else float(value) for name, value in values["metrics"].items()}
@@ -89,7 +89,7 @@ def _write_result(result: TrainResult) -> TrainResult:
 
 
 def _record_failure(trainer: Trainer, run_dir: Path, error: BaseException, message: str, *, keep: bool) -> str:
-    """Write what explains a failed run and return the whole message; ``keep`` saves a checkpoint."""
+    """Write the result and the traceback of a failed run, and return the whole message; ``keep`` saves a checkpoint."""
     if isinstance(error, NumericalError):
         kept = _post_mortem(trainer, run_dir)
     else:
@@ -104,23 +104,23 @@ def _record_failure(trainer: Trainer, run_dir: Path, error: BaseException, messa
 
 
 def _save(trainer: Trainer, run_dir: Path) -> str:
-    """Save the state of a failed run, whose numbers are good, and say so."""
+    """Save a checkpoint of a failed run whose numbers are finite, and return a sentence about it."""
     try:
         trainer.save()
     except Exception as error:  # the state of a callback, or a full disk
         return f"No checkpoint could be saved: {describe(error)}; {_earlier(run_dir)}"
-    return f"A checkpoint was saved at step {trainer.state.global_step}: go on with rl-training resume {run_dir}"
+    return f"A checkpoint was saved at step {trainer.state.global_step}: continue with rl-training resume {run_dir}"
 
 
 def _post_mortem(trainer: Trainer, run_dir: Path) -> str:
-    """Save a state whose numbers are wrong apart from the good checkpoints, and say where."""
+    """Save a state with wrong numbers apart from the intact checkpoints, and return a sentence about it."""
     path = CheckpointStore(run_dir / POST_MORTEM, keep=1).save(*trainer.snapshot(), None)
-    return f"It was step {trainer.state.global_step}, whose state is kept in {path}; {_earlier(run_dir)}"
+    return f"This was step {trainer.state.global_step}. Its state is kept in {path}; {_earlier(run_dir)}"
 
 
 def _earlier(run_dir: Path) -> str:
     good = (run_dir / "checkpoints" / "latest").is_file()
-    return f"the checkpoints before it are good: rl-training resume {run_dir}" if good else "no checkpoint precedes it"
+    return f"earlier checkpoints are intact: rl-training resume {run_dir}" if good else "there is no earlier checkpoint"
 
 
 def _culprit(error: BaseException) -> str | None:

@@ -1,4 +1,4 @@
-"""Showing how a run goes: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ProgressCallback(Callback):
         self._first_position = 0
 
     def on_training_start(self, trainer: Trainer) -> None:
-        """Say where the run is stored, and show the bar."""
+        """Print the run's folder, and show the bar."""
         self._started_at, self._first_position = time.monotonic(), trainer.budget.position
         with self._tolerating_a_lost_terminal():
             self._console.print(f"run folder     {trainer.run_dir}", highlight=False, soft_wrap=True)
@@ -53,7 +53,7 @@ class ProgressCallback(Callback):
             self._bar.start()
 
     def on_step(self, trainer: Trainer) -> None:
-        """Move the bar, or write a line where the last one is long ago."""
+        """Move the bar, or write a line if the last one is old enough."""
         if time.monotonic() - self._shown_at > (_BAR_EVERY if self._console.is_terminal else _LINE_EVERY):
             self._show(trainer)
 
@@ -120,7 +120,7 @@ class ProgressCallback(Callback):
 
 
 def _name(trainer: Trainer, width: int | None = None) -> str:
-    """Return the run's name with its seed, cut at the front where it is too long."""
+    """Return the run's name with its seed, cut at the front if it is too long."""
     name, seed = trainer.name, f" seed {trainer.metadata['config']['seed']}"
     if width is not None and len(name) + len(seed) > width:
         name = f"…{name[len(name) + len(seed) - width + 1 :]}"

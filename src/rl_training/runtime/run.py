@@ -1,4 +1,4 @@
-"""Runs: train one from the start, resume one, and load what it learned."""
+"""Runs: start one, resume one, and load its learner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(
     Args:
         config: a ``TrainConfig``, a mapping with its keys, a preset's name, or a YAML file.
         callbacks: called by the loop.
-        run_name: how the run's folder is called; unset: after the algorithm and the environment.
+        run_name: the name of the run's folder; unset: the algorithm and the environment.
         dataset: offline data in memory; it replaces what the configuration names.
     """
     config = complete_config(read_config(config))
@@ -82,8 +82,8 @@ def resume(
         run_dir: the run's folder.
         callbacks: called by the loop.
         overrides: ``key.path=value`` changes of the configuration, such as ``total_timesteps=20000``. They are stored
-            in the run's ``config.yaml`` once the checkpoint turned out to fit them.
-        dataset: offline data in memory, where the run was started with such data.
+            in the run's ``config.yaml`` once the checkpoint has been loaded with them.
+        dataset: offline data in memory, if the run was started with such data.
     """
     overrides, run_dir = list(overrides), run_dir.absolute()  # an environment may change the working folder
     config = load_config(run_dir / "config.yaml", overrides)
@@ -104,7 +104,7 @@ def load_learner(checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainC
         judge_run(checkpoint, config.env_id)
         spec = SpaceSpec.from_json(manifest["spec"])
         learner = build_learner(config, parse_run(config), spec, resolve_device(device))
-        # The policy alone: optimisers and generators belong to training, and to the device it ran on.
+        # Load only the networks: optimisers and generators belong to training, and to the device it ran on.
         learner.load_state_dict(state["learner"]["module"])
         learner.update_count = int(state["learner"]["update_count"])
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
@@ -113,7 +113,7 @@ def load_learner(checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainC
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` into a device that is there."""
+    """Turn ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` into an available device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -135,12 +135,12 @@ def _assemble(
     run_name: str | None = None,
     run_dir: Path | None = None,
 ) -> tuple[Trainer, Path]:
-    """Build the trainer of a run. Nothing is written until all of it could be built."""
+    """Build the trainer of a run. Nothing is written before all parts are built."""
     output_dir = config.output_dir.absolute()  # an environment may change the working folder
     torch.set_num_threads(config.num_threads)
     settings = parse_run(config)
     components = build_run(config, settings, resolve_device(config.device), dataset)
-    if run_dir is None:  # a run that is resumed has weights of its own
+    if run_dir is None:  # a resumed run loads its own weights
         initialize(components.learner, settings)
     run_dir = run_dir or _new_run_dir(config, output_dir, run_name)
     early_stopping = settings.loop.early_stopping

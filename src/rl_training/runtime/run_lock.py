@@ -26,9 +26,9 @@ except ImportError:  # Windows has no such locks: runs there are not locked
 def lock_run(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, or raise an error that names the process that holds it.
 
-    It is a lock of the operating system on the file ``.lock``. The lock ends with its process, however that ends; the
-    file stays behind and has no meaning by itself. Take the lock after worker processes were started, because they
-    would inherit it. A run that contains symbolic links is refused.
+    It is a lock of the operating system on the file ``.lock``. The lock ends when its process ends; the file remains
+    and has no meaning by itself. Take the lock after worker processes were started, because they would inherit it. A
+    run that contains symbolic links is refused.
     """
     try:
         refuse_links(run_dir)
@@ -50,7 +50,7 @@ def lock_configuration(output_dir: Path, config: dict[str, Any]) -> Iterator[Non
     """Hold the lock of a configuration below ``output_dir``, so that two processes do not both start a run of it.
 
     Worker processes do not inherit this lock. Its file is removed at the end, unless the process is killed. If nothing
-    can be written there, no lock is taken: a finished run can be read, and starting one raises an error of its own.
+    can be written there, no lock is taken: a finished run can still be read, and starting a run fails anyway.
     """
     if fcntl is None:
         yield

@@ -1,4 +1,4 @@
-"""Values that change as training goes on: learning rates and exploration."""
+"""Values that change during training: learning rates and exploration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rl_training.config import Settings
 class Schedule(Settings):
     """A value as a function of progress, from 0 at the start of training to 1 at its end.
 
-    As the factor of the learning rates a kind alone is enough: ``lr_schedule: cosine``.
+    For the learning rates the kind is enough: ``lr_schedule: cosine``.
     """
 
     kind: Literal["constant", "linear", "cosine", "warmup"] = Field(
-        "constant", description="how the value goes from start to end; warmup is constant after its warm-up"
+        "constant", description="how the value changes from start to end; warmup is constant after the warm-up"
     )
     start: float = Field(1.0, ge=0, description="value at the start, or after the warm-up")
     end: float = Field(0.0, ge=0, description="value at the end (linear and cosine)")
@@ -34,7 +34,7 @@ class Schedule(Settings):
     @model_validator(mode="after")
     def _warm_up_first(self) -> Schedule:
         if self._warmup >= self.fraction:
-            raise ValueError(f"warmup = {self._warmup} leaves nothing of fraction = {self.fraction}")
+            raise ValueError(f"warmup = {self._warmup}: expected less than fraction = {self.fraction}")
         return self
 
     @property

@@ -28,7 +28,7 @@ def merge_ranges(ranges: Sequence[tuple[int, int]], full: int) -> list[tuple[int
 
 
 def _merge_from(ranges: Sequence[tuple[int, int]], full: int) -> int | None:
-    """Return the index from which on the ranges are to be merged into one, or None if there is nothing to merge."""
+    """Return the index of the first range to merge with all later ones, or None if there is nothing to merge."""
     classes = [_size_class(last - first, full) for first, last in ranges[-_FAN_IN:]]
     newest = classes[-1]
     smaller = same = 1  # how many ranges at the end to merge, the newest included

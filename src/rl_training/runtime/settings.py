@@ -1,8 +1,8 @@
-"""Everything a run can be told, in typed groups.
+"""All settings of a run, in typed groups.
 
 Users write all settings flat, under ``algo_kwargs``. ``parse_run`` sorts them, once, into the groups of
-``RunSettings``: each key belongs to the one settings class that declares it, beside the code that it sets. What an
-algorithm does differently by default is data: a row of the table of algorithms, and its learner's ``run_defaults``.
+``RunSettings``: each key belongs to the one settings class that declares it, in the module that uses it. Defaults that
+differ between algorithms are data: a row of the table of algorithms, and the learner's ``run_defaults``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunSettings:
 
     algorithm: Algorithm
     backend: str | None
-    """The learner's name where there is hindsight; else None."""
+    """With hindsight, the learner's name; else None."""
     online: bool
     """Whether the run plays in ``env_id`` to collect data."""
     loop: LoopSettings
@@ -61,7 +61,7 @@ class RunSettings:
 
 
 def group_types(algorithm: Algorithm, online: bool) -> dict[str, type[Settings]]:
-    """Return the groups that a run of an algorithm can be told, with their classes."""
+    """Return the groups of settings that a run of an algorithm has, with their classes."""
     groups: dict[str, type[Settings]] = {
         "loop": LoopSettings,
         "learner": algorithm.learner.Settings,
@@ -77,7 +77,7 @@ def group_types(algorithm: Algorithm, online: bool) -> dict[str, type[Settings]]
 
 
 def read_config(source: ConfigSource, overrides: Iterable[str] = (), *, algo: str | None = None) -> TrainConfig:
-    """Read and check a configuration with all its settings; ``algo`` is what it must be, or is where unset."""
+    """Read and check a configuration with all its settings; ``algo`` is the expected algorithm, and the default."""
     if isinstance(source, (str, Path)):
         config = load_config(source, overrides)
     elif isinstance(source, TrainConfig):
@@ -91,7 +91,7 @@ def read_config(source: ConfigSource, overrides: Iterable[str] = (), *, algo: st
 
 
 def complete_config(config: TrainConfig) -> TrainConfig:
-    """Write every default out: a run's stored configuration then means the same under later versions."""
+    """Write every default out, so that a run's stored configuration means the same in later versions."""
     return config.model_copy(update={"algo_kwargs": parse_run(config).to_algo_kwargs()})
 
 
@@ -143,7 +143,7 @@ def _has_backend(algo: str) -> bool:
 
 
 def _with_defaults(given: dict[str, Any], algorithm: Algorithm, owner: Mapping[str, str]) -> dict[str, Any]:
-    """Fill in what is unset (or null) with the algorithm's own defaults."""
+    """Replace unset (or null) values by the algorithm's own defaults."""
     defaults = {**algorithm.learner.run_defaults, **algorithm.defaults}
     filled = {key: value for key, value in defaults.items() if key in owner and given.get(key) is None}
     given = {**given, **filled}
@@ -155,7 +155,7 @@ def _with_defaults(given: dict[str, Any], algorithm: Algorithm, owner: Mapping[s
 
 
 def _unknown_keys(given: dict[str, Any], algorithm: Algorithm, owner: Mapping[str, str]) -> list[str]:
-    """Return a line for each key that no group has; settings of online runs are dropped offline if they say nothing."""
+    """Return a line for each key that no group has; offline, drop settings of online runs that have their defaults."""
     online_only = {key: group for group in group_types(algorithm, online=True).values() for key in group.model_fields}
     problems = []
     for key in [key for key in given if key not in owner]:
@@ -172,7 +172,7 @@ def _unknown_keys(given: dict[str, Any], algorithm: Algorithm, owner: Mapping[st
 
 
 def _check_sizes(config: TrainConfig, run: RunSettings) -> None:
-    """Refuse settings that are fine alone and wrong together."""
+    """Refuse settings that are valid one by one but not together."""
     if not run.online:
         if config.num_envs != 1:
             raise ConfigError(f"num_envs = {config.num_envs} collect nothing offline: expected 1, or online: true")

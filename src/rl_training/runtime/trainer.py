@@ -1,4 +1,4 @@
-"""The loop: collect → sample → update → callbacks → evaluate → checkpoint. There is no other."""
+"""The loop: collect → sample → update → callbacks → evaluate → checkpoint. All algorithms use it."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Trainer:
 
     @property
     def before_first_step(self) -> bool:
-        """Whether the run will play in an environment and has not begun to."""
+        """Whether the run collects data and has not taken its first step yet."""
         return self.collector is not None and self.state.global_step == 0
 
     def run(self) -> None:
-        """Train to the end. Whatever happens, callbacks and logs are closed properly."""
+        """Train to the end. Callbacks and logs are closed even if training fails."""
         self._stop_at_budget()  # a finished run that is resumed has nothing left to do
         self.logger.open(resume_at=self._restored_at)
         self._restart_clock()
@@ -111,16 +111,16 @@ class Trainer:
             self._report_and_save(before, going_online=pretraining and not self.budget.pretraining)
 
     def restore(self) -> None:
-        """Continue from the latest checkpoint: everything that decides the steps to come is restored."""
+        """Continue from the latest checkpoint: everything that later steps depend on is restored."""
         state, manifest = self.store.load_newest_intact()
         then, now = manifest["config"].get("seed"), self.metadata["config"]["seed"]
         edited_seed = f"seed = {now} in config.yaml, the checkpoint has {then}" if then != now else ""
         try:
             self.learner.load_training_state(state["learner"])
             if (self.mixture is not None) != ("prior" in state["experience"]):
-                begun, now = ("with", "without") if "prior" in state["experience"] else ("without", "with")
+                started, now = ("with", "without") if "prior" in state["experience"] else ("without", "with")
                 raise DatasetError(
-                    f"the run was started {begun} offline data and is resumed {now}: expected the same (dataset=)"
+                    f"the run was started {started} offline data and is resumed {now}: expected the same (dataset=)"
                 )
             self.experience.load_state_dict(state["experience"])
             if self.replay is not None:
@@ -148,13 +148,13 @@ class Trainer:
             warnings.warn(f"{edited_seed}: this resume is not exact", stacklevel=2)
         elif changed:
             warnings.warn(
-                f"environments {changed} did not repeat their open episode, so they are not deterministic: this resume"
-                " is not exact, and a new episode was started there",
+                f"environments {changed} did not repeat their unfinished episode, so they are not deterministic: this"
+                " resume is not exact, and a new episode was started there",
                 stacklevel=2,
             )
 
     def _collect(self) -> None:
-        """Take one step in every environment; offline, where there is none to take, the update itself is the step."""
+        """Take one step in every environment. Offline, each update counts as a step."""
         if self.collector is None or self.replay is None:
             self.state.global_step += 1
             return
@@ -167,7 +167,7 @@ class Trainer:
                 callback.on_episode(self, record)
 
     def _learn(self) -> None:
-        """Do the updates that are due at this step, none of which waits for the device."""
+        """Do the updates that are due at this step, without waiting for the device."""
         settings = self.settings
         if len(self.experience) == 0:  # hindsight has nothing to sample before the first episode is complete
             self.state.last_step_without_data = self.state.global_step
@@ -175,7 +175,7 @@ class Trainer:
         if self.mixture is not None:
             self.mixture.ratio = settings.prior.offline_share(self.budget.progress)
         if self._goals is not None and self._goals.reward_range is not self._reward_range:
-            self._reward_range = self._goals.reward_range  # a reward was seen outside the range so far
+            self._reward_range = self._goals.reward_range  # a reward outside the earlier range was seen
             self.learner.set_reward_range(self._reward_range)
         updates = self.budget.updates_due()
         if updates > 0 and settings.loop.lr_schedule is not None:
@@ -185,18 +185,18 @@ class Trainer:
             self.state.update_count += 1
 
     def _stop_at_budget(self) -> None:
-        """Stop where a budget is used up: then the run is complete, even if a signal came at its last step."""
+        """Stop if a budget is used up. The run is then complete, even if a signal came at its last step."""
         reason = self.budget.stop_reason()
         if reason is not None and (not self.state.should_stop or self.state.interrupted):
             self.state.should_stop, self.state.stop_reason = True, reason
 
     def _report_and_save(self, before: int | None = None, *, going_online: bool = False) -> None:
-        """Evaluate, log and checkpoint where an interval was completed since ``before``.
+        """Evaluate, log and save a checkpoint, each if its interval was completed since ``before``.
 
         All three also happen at the end, and before a pretrained policy takes its first step online.
         """
         settings, state = self.settings.loop, self.state
-        # An interrupted run reports nothing of its own: once resumed, its log is that of a run that never stopped.
+        # An interruption adds no report, so that a resumed run has the same log as a run that never stopped.
         finishing = state.should_stop and not state.interrupted
         evaluating = going_online or finishing or self._crossed(before, settings.eval_interval)
         logging = evaluating or self._crossed(before, settings.log_interval)
@@ -235,7 +235,7 @@ class Trainer:
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint of everything ``restore`` needs."""
         position = (self.state.global_step, self.state.update_count)
-        # A checkpoint whose evaluation was still due is written again once that is done.
+        # If the evaluation of a checkpoint was still due, the checkpoint is written again after it.
         again = self._restored_unevaluated and position == self._restored_at
         self.store.save(*self.snapshot(), self.replay, best=best, replace=again)
         self._saved_at = position
@@ -259,7 +259,7 @@ class Trainer:
         return {f"{index}-{type(callback).__name__}": callback for index, callback in enumerate(self.callbacks)}
 
     def _log(self) -> None:
-        """Write a row of metrics; here, and only here, the device is waited for."""
+        """Write a row of metrics. Only here does the loop wait for the device."""
         elapsed = max(time.perf_counter() - self._clock, 1e-9)
         state = self.state
         metrics = self._train_metrics.take()

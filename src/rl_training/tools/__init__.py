@@ -1,4 +1,4 @@
 """Tools around training: the data doctor, dataset repair, verification of runs, scripted controllers.
 
-They stand above the core, which never imports them.
+They use the core, which never imports them.
 """

@@ -1,4 +1,4 @@
-"""Controllers written by hand, as a source of demonstrations where nothing has been trained yet."""
+"""Hand-written controllers, which give demonstrations before anything has been trained."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _reach(observation: dict[str, Array]) -> Array:
 
 
 def _push(observation: dict[str, Array]) -> Array:
-    """Bring the closed gripper down behind the block, as seen from the goal, and push; lift it where it is astray.
+    """Bring the closed gripper down behind the block, as seen from the goal, and push; lift it if it is off course.
 
-    It looks at positions alone, so it can take over anywhere in an episode.
+    It uses only positions, so it can start anywhere in an episode.
     """
     gripper, block = observation["observation"][:3], observation["achieved_goal"]
     way = (observation["desired_goal"] - block)[:2]

@@ -34,7 +34,7 @@ from rl_training.types import SpaceSpec
 Array = NDArray[Any]
 Policy = Callable[[Any], Array]
 
-_COLLECTION = 2**21  # the place of collected datasets among the seeds, apart from training and evaluation
+_COLLECTION = 2**21  # seed-stream id of collected datasets; training and evaluation use others
 
 
 def convert_dataset(
@@ -47,7 +47,7 @@ def convert_dataset(
     kind: str | None = None,
     rename: Mapping[str, str] | None = None,
 ) -> tuple[Path, int, list[str]]:
-    """Copy a dataset into another format, and repair it if asked.
+    """Copy a dataset into another format, and repair it on request.
 
     Args:
         source: a file, a folder or ``minari:ID``.
@@ -55,8 +55,8 @@ def convert_dataset(
         repair: whether to repair what can be repaired safely.
         env_id: the environment that the data comes from.
         env_kwargs: arguments of the environment.
-        kind: the format of ``source``; unset, the name decides.
-        rename: the source's name and the known name to read it as, for names that are not known.
+        kind: the format of ``source``; unset: by its name.
+        rename: unknown names in the source and the known names to use for them.
 
     Returns:
         The path of the new dataset, its number of rows, and a line for each repair.
@@ -110,13 +110,13 @@ def collect_dataset(
     """Play whole episodes and return them as a dataset, with the specification of their environment.
 
     Args:
-        env_id: the environment; None takes that of the run.
-        policy: ``random``, ``scripted`` (the environment's hand-written controller, where there is one), or a run or
-            checkpoint, whose actions are deterministic but for the noise.
+        env_id: the environment; None: that of the run.
+        policy: ``random``, ``scripted`` (the environment's hand-written controller, if there is one), or a run or
+            checkpoint, whose actions are deterministic except for the noise.
         episodes: how many episodes to play.
-        noise: standard deviation of the noise on actions in [-1, 1]; for discrete actions the share of random ones.
-        seed: decides every random number.
-        env_kwargs: arguments of the environment; empty takes those of the run.
+        noise: std of the noise on actions in [-1, 1]; for discrete actions the share of random ones.
+        seed: the seed of all random numbers.
+        env_kwargs: arguments of the environment; empty: those of the run.
         progress_bar: whether to show one, on a terminal.
     """
     if not 0 <= noise < np.inf:
@@ -168,7 +168,7 @@ def _random_policy(spec: SpaceSpec, rng: np.random.Generator) -> Policy:
 
 
 def _noisy(predict: Callable[..., Array], spec: SpaceSpec, noise: float, rng: np.random.Generator) -> Policy:
-    """Return a policy whose actions are disturbed."""
+    """Return a policy with noise on its actions."""
     if noise == 0:
         return predict
 
@@ -176,8 +176,8 @@ def _noisy(predict: Callable[..., Array], spec: SpaceSpec, noise: float, rng: np
         action = predict(observation)
         if spec.num_actions is not None:
             return np.asarray(rng.integers(spec.num_actions)) if rng.random() < noise else action
-        disturbed = spec.to_policy(action) + noise * rng.standard_normal(spec.action_dim)
-        return spec.to_env(np.clip(disturbed, -1, 1).astype(np.float32))
+        noisy = spec.to_policy(action) + noise * rng.standard_normal(spec.action_dim)
+        return spec.to_env(np.clip(noisy, -1, 1).astype(np.float32))
 
     return act
 
@@ -213,7 +213,7 @@ def _play(env: gym.Env[Any, Any], act: Policy, episodes: int, seed: int, progres
 
 
 def _progress(episodes: int, show: bool) -> AbstractContextManager[Callable[[int], None]]:
-    """Return a bar on stderr that moves by one episode a call, or nothing where no one looks at it."""
+    """Return a bar on stderr that moves by one episode per call; on anything but a terminal it shows nothing."""
     if not (show and sys.stderr.isatty()):
         return nullcontext(lambda transitions: None)
     return _Bar(episodes)

@@ -1,4 +1,4 @@
-"""Where episodes of raw rows end, and which rows follow each other. Inspection and repair both use this."""
+"""The ends of episodes in raw rows, and the order of rows. Inspection and repair both use this."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Task:
 
     @classmethod
     def of(cls, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Task:
-        """Make an environment and read what can be compared with data; ``close`` it afterwards."""
+        """Make an environment and read the properties that are compared with data; ``close`` it afterwards."""
         env = make_raw_env(env_id, env_kwargs)
         spec = space_spec(env)
         limits = [env.spec.max_episode_steps if env.spec is not None else None]
@@ -84,16 +84,16 @@ def raw_arrays(source: TransitionDataset | Mapping[str, Any]) -> dict[str, Array
     return arrays
 
 
-def ends_of(arrays: Mapping[str, Array]) -> Array:
+def end_flags(arrays: Mapping[str, Array]) -> Array:
     """Return which rows are the last of their episode; the last row of the data always is."""
     ends = arrays["terminated"] | arrays["truncated"]
     ends[-1] = True
     return ends
 
 
-def episodes_of(arrays: Mapping[str, Array]) -> tuple[Array, Array]:
+def starts_and_lengths(arrays: Mapping[str, Array]) -> tuple[Array, Array]:
     """Return the first row of each episode and its number of rows."""
-    ends = np.flatnonzero(ends_of(arrays)) + 1
+    ends = np.flatnonzero(end_flags(arrays)) + 1
     starts = np.concatenate([[0], ends[:-1]])
     return starts, ends - starts
 
@@ -109,16 +109,16 @@ def bad_rows(arrays: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True)
 class Order:
-    """From which rows next observations come, and the rows for which that does not hold."""
+    """The rows that next observations come from, and the rows that are exceptions."""
 
     offset: int | None
     """Next observations are the observations of row + ``offset``, which should be 1; None if no offset fits."""
     jumps: Array
     """Rows inside an episode whose next observation is not the following row's (with ``offset`` 1)."""
     crossings: Array
-    """Last rows with the first observation of the next episode as next observation, if it is bootstrapped from."""
+    """Last rows with the first observation of the next episode as next observation, if it is used to bootstrap."""
     terminal_crossings: Array
-    """The same for rows that terminate: only hindsight looks at what follows a termination."""
+    """The same for rows that terminate: only hindsight uses the observation after a termination."""
 
     @property
     def is_shuffled(self) -> bool:
@@ -132,7 +132,7 @@ def examine_order(arrays: Mapping[str, Array]) -> Order | None:
     if "next_observations" not in arrays or len(arrays["rewards"]) < 2:
         return None
     observations, following = _numbers(arrays["observations"]), _numbers(arrays["next_observations"])
-    ends = ends_of(arrays)
+    ends = end_flags(arrays)
     finite = ~bad_rows({"rewards": arrays["rewards"], "a": observations, "b": following})
     inside = np.flatnonzero(~ends[:-1] & finite[:-1] & finite[1:])
     if not len(inside):
@@ -175,10 +175,10 @@ class MisplacedGoals:
 
 
 def misplaced_goals(arrays: Mapping[str, Array], order: Order | None) -> dict[str, MisplacedGoals]:
-    """Compare next goals with the goals of the following row, in rows that are known to be followed by it."""
+    """Compare next goals with the goals of the following row, in rows whose next observation is that row's."""
     if not _is_in_order(arrays, order):
         return {}
-    inside = ~ends_of(arrays)
+    inside = ~end_flags(arrays)
     if order is not None:
         inside[order.jumps] = False
     found = {}
@@ -220,7 +220,7 @@ def _same(values: Array, others: Array, scale: Array) -> Array:
 def _is_reset(observations: Array, rows: Array, inside: Array, scale: Array) -> Array:
     """Return which rows are followed by a reset, and not by the rest of an episode that was cut in two.
 
-    A reset changes the observation far more than a step does, or always leads to about the same state.
+    A reset changes the observation far more than a step does, or always gives about the same state.
     """
 
     def steps(chosen: Array) -> Array:
@@ -233,8 +233,8 @@ def _is_reset(observations: Array, rows: Array, inside: Array, scale: Array) -> 
     return np.asarray(steps(rows) > 2 * usual + 1e-6)
 
 
-def leaps(arrays: Mapping[str, Array], order: Order | None) -> Array:
-    """Return rows inside an episode after which the observation changes far more than elsewhere: unmarked ends.
+def unmarked_ends(arrays: Mapping[str, Array], order: Order | None) -> Array:
+    """Return rows inside an episode after which the observation changes far more than elsewhere: likely unmarked ends.
 
     This is for data without next observations, and for data in which they are always the following row's. Rows whose
     next observation is not the following row's are left out: ``order`` lists them as jumps.
@@ -242,7 +242,7 @@ def leaps(arrays: Mapping[str, Array], order: Order | None) -> Array:
     if not _is_in_order(arrays, order):
         return np.zeros(0, np.int64)
     observations = _numbers(arrays["observations"])
-    inside = np.flatnonzero(~ends_of(arrays)[:-1])
+    inside = np.flatnonzero(~end_flags(arrays)[:-1])
     if order is not None:
         inside = np.setdiff1d(inside, order.jumps, assume_unique=True)
     if len(inside) < 100 or not is_finite(observations):
@@ -252,12 +252,12 @@ def leaps(arrays: Mapping[str, Array], order: Order | None) -> Array:
     return np.asarray(inside[steps > 3 * np.quantile(steps, 0.99) + 1e-6])
 
 
-def too_long(arrays: Mapping[str, Array], time_limit: int) -> tuple[Array, bool]:
+def overlong_episodes(arrays: Mapping[str, Array], time_limit: int) -> tuple[Array, bool]:
     """Return the first rows of episodes longer than the time limit, and whether ends must be missing in them.
 
-    Ends must be missing if most episodes keep to the limit, or if one has at least twice its length. Otherwise the data
-    may have been recorded with another limit.
+    Ends must be missing if most episodes are within the limit, or if one has at least twice its length. Otherwise the
+    data may have been recorded with another limit.
     """
-    starts, lengths = episodes_of(arrays)
+    starts, lengths = starts_and_lengths(arrays)
     long = lengths > time_limit
     return starts[long], bool(2 * long.sum() < len(long) or lengths.max() >= 2 * time_limit)

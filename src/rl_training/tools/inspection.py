@@ -1,4 +1,4 @@
-"""Examine logged transitions before anything is learned from them: facts about them, and what is wrong with them."""
+"""Inspect logged transitions before training: facts about them, and their problems."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rl_training.tools.episode_order import (
     Order,
     Task,
     bad_rows,
-    ends_of,
-    episodes_of,
+    end_flags,
     examine_order,
-    leaps,
     misplaced_goals,
+    overlong_episodes,
     raw_arrays,
-    too_long,
+    starts_and_lengths,
+    unmarked_ends,
 )
 from rl_training.types import SpaceSpec
 
@@ -37,7 +37,7 @@ _REWARD_ROWS = 20_000  # rows whose rewards are compared with the environment's,
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: its name, what it means, how many rows (or dimensions) have it, and the first row."""
+    """One problem: its name, a message, how many rows (or dimensions) have it, and the first row."""
 
     name: str
     message: str
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass
 class DatasetReport:
-    """What was found: ``facts``, ``warnings`` (look at it) and ``errors`` (learning from it would go wrong)."""
+    """The result: ``facts``, ``warnings`` (worth a look) and ``errors`` (training on this data would go wrong)."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[Finding] = field(default_factory=list)
@@ -115,7 +115,7 @@ def inspect_transitions(
 
 
 def _facts(arrays: dict[str, Array], report: DatasetReport) -> None:
-    starts, lengths = episodes_of(arrays)
+    starts, lengths = starts_and_lengths(arrays)
     returns = np.add.reduceat(arrays["rewards"].astype(np.float64), starts)
     facts = report.facts
     facts["transitions"] = len(arrays["rewards"])
@@ -149,7 +149,7 @@ def _check_finite(arrays: dict[str, Array], report: DatasetReport, labels: Mappi
 
 
 def _check_order(arrays: dict[str, Array], report: DatasetReport, order: Order | None) -> None:
-    rows = leaps(arrays, order)
+    rows = unmarked_ends(arrays, order)
     if len(rows):
         message = (
             f"after {len(rows):,} rows the observation changes far more than elsewhere, first after row {rows[0]:,}"
@@ -196,7 +196,7 @@ def _check_order(arrays: dict[str, Array], report: DatasetReport, order: Order |
 
 def _check_ends(arrays: dict[str, Array], report: DatasetReport, limit: int | None) -> None:
     if limit is not None:
-        long, ends_are_missing = too_long(arrays, limit)
+        long, ends_are_missing = overlong_episodes(arrays, limit)
         if len(long):
             message = (
                 f"{len(long):,} episodes are longer than the environment's time limit of {limit:,} steps, first at"
@@ -210,10 +210,10 @@ def _check_ends(arrays: dict[str, Array], report: DatasetReport, limit: int | No
         message = "no end of an episode is marked: all rows count as one episode"
         report.warnings.append(Finding("no-ends", message, 1))
         return
-    rows = terminations_at_limit(arrays["terminated"], np.flatnonzero(ends_of(arrays)) + 1, limit)
+    rows = terminations_at_limit(arrays["terminated"], np.flatnonzero(end_flags(arrays)) + 1, limit)
     if not len(rows):
         return
-    length = int(episodes_of(arrays)[1].max()) if limit is None else limit
+    length = int(starts_and_lengths(arrays)[1].max()) if limit is None else limit
     message = f"{len(rows):,} episodes of {length:,} steps are marked as terminated"
     if limit is not None:
         message += f", and {length:,} is the environment's time limit: these are time-outs"
@@ -314,7 +314,7 @@ def _check_rewards(arrays: dict[str, Array], report: DatasetReport, goals: GoalF
     if "achieved_goals" not in arrays or arrays["achieved_goals"].shape != goal.shape:
         return
     known = "next_achieved_goals" in arrays
-    unknown = ends_of(arrays)
+    unknown = end_flags(arrays)
     if known:  # a last row whose next goal equals its own has no recorded outcome
         unknown &= (arrays["next_achieved_goals"] == arrays["achieved_goals"]).all(axis=1)
     if "usable" in arrays:

@@ -1,4 +1,4 @@
-"""Repair logged transitions where that is safe, and report what was changed."""
+"""Repair logged transitions if that is safe, and report the changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rl_training.tools.episode_order import (
     OBSERVED,
     Task,
     bad_rows,
-    ends_of,
-    episodes_of,
+    end_flags,
     examine_order,
     misplaced_goals,
     raw_arrays,
+    starts_and_lengths,
 )
 from rl_training.tools.inspection import inspect_transitions
 
@@ -60,7 +60,9 @@ def repair_transitions(
         task.close()
     elif arrays["actions"].ndim == 2 and np.abs(arrays["actions"]).max() > 1:
         notes.append("actions outside [-1, 1] were left as they are: --env gives the bounds to clip them to")
-    _repair_crossings(arrays, notes)  # after the time-outs: only their next observation is bootstrapped from
+    _repair_crossings(
+        arrays, notes
+    )  # after the time-outs, because values are bootstrapped only from their next observation
     # Drop rows last: time-outs are recognised by episode length.
     arrays = _drop_bad_rows(arrays, notes)
     report = inspect_transitions(arrays, env_id, env_kwargs)
@@ -75,8 +77,8 @@ def _drop_bad_rows(arrays: dict[str, Array], notes: list[str]) -> dict[str, Arra
     if bad.all():
         raise DatasetError("every row has a number that is not finite: nothing can be kept")
     # An episode ends at the row before a dropped one, unless it ends there anyway.
-    cut = np.flatnonzero(bad[1:] & ~bad[:-1] & ~ends_of(arrays)[:-1])
-    starts, lengths = episodes_of(arrays)
+    cut = np.flatnonzero(bad[1:] & ~bad[:-1] & ~end_flags(arrays)[:-1])
+    starts, lengths = starts_and_lengths(arrays)
     damaged = np.logical_or.reduceat(bad, starts)
     arrays["fragment"] = arrays.get("fragment", np.zeros(len(bad), bool)) | np.repeat(damaged, lengths)
     arrays["truncated"][cut] = True
@@ -144,7 +146,7 @@ def _clip_actions(arrays: dict[str, Array], task: Task, notes: list[str]) -> Non
 def _correct_time_outs(arrays: dict[str, Array], task: Task, notes: list[str]) -> None:
     if task.time_limit is None:
         return
-    rows = terminations_at_limit(arrays["terminated"], np.flatnonzero(ends_of(arrays)) + 1, task.time_limit)
+    rows = terminations_at_limit(arrays["terminated"], np.flatnonzero(end_flags(arrays)) + 1, task.time_limit)
     if len(rows):
         arrays["terminated"][rows], arrays["truncated"][rows] = False, True
         notes.append(f"turned {len(rows):,} terminations at the time limit of {task.time_limit} steps into time-outs")

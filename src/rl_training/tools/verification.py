@@ -51,7 +51,7 @@ class Verification:
     differences: tuple[str, ...]
     reasons: tuple[str, ...]
     damage: tuple[str, ...] = ()
-    """What is wrong with newer checkpoints, which were left out for that reason."""
+    """The problems of newer checkpoints, which were skipped."""
 
     @property
     def grade(self) -> str:
@@ -67,7 +67,7 @@ def verify_run(run_dir: Path) -> Verification:
     """Resume a copy of a run from its last checkpoint but one and compare the result with the last one.
 
     If there are not two of one configuration, a stretch beyond the newest checkpoint is run twice: straight, and with a
-    stop and a resume in the middle. The run itself is only read. Damaged checkpoints are named and left out.
+    stop and a resume in the middle. The run itself is only read. Damaged checkpoints are named and skipped.
     """
     run_dir = run_dir.absolute()  # an environment may change the working folder
     newest, damage = _newest_intact(run_dir)
@@ -88,7 +88,7 @@ def _between(run_dir: Path, start: Path, end: Path) -> Verification:
     config = parse_config(manifest["config"], where=str(end))
     with _temporary_folder() as folder:
         copy = _copy(run_dir / "replay", start, config, folder)
-        _go_on(copy, config, manifest["global_step"], manifest["update_count"])
+        _continue_run(copy, config, manifest["global_step"], manifest["update_count"])
         again = resolve_checkpoint(copy / "checkpoints")
         expected, found = full_state(end), full_state(again)
         unlike = state_differences(expected, found)
@@ -107,9 +107,9 @@ def _beyond(run_dir: Path, start: Path) -> Verification:
     with _temporary_folder() as folder:
         straight = _copy(run_dir / "replay", start, config, folder / "straight")
         broken = _copy(straight / "replay", start, config, folder / "broken")
-        _go_on(straight, config)
-        _go_on(broken, config, step + (config.total_timesteps - step) // 2)
-        _go_on(broken, config)
+        _continue_run(straight, config)
+        _continue_run(broken, config, step + (config.total_timesteps - step) // 2)
+        _continue_run(broken, config)
         end, again = (resolve_checkpoint(copy / "checkpoints") for copy in (straight, broken))
         expected, found = full_state(end), full_state(again)
         unlike = state_differences(expected, found)
@@ -130,12 +130,12 @@ class _StopAt(Callback):
             trainer.state.stop(f"{INTERRUPTED} by verification")
 
 
-def _go_on(copy: Path, config: TrainConfig, step: int | None = None, updates: int = 0) -> None:
+def _continue_run(copy: Path, config: TrainConfig, step: int | None = None, updates: int = 0) -> None:
     """Resume a copy until it is done, or has reached ``step``."""
     stop = [] if step is None else [_StopAt(step, updates)]
     result = resume(copy, stop)
     if result.status == "interrupted" and "verification" not in result.stop_reason:
-        raise Interrupted(result.stop_reason.rpartition(" ")[2])  # a signal: it was meant for the verification
+        raise Interrupted(result.stop_reason.rpartition(" ")[2])  # a signal interrupted the verification
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _newest_intact(run_dir: Path) -> tuple[list[Path], list[str]]:
-    """Return up to two checkpoints, the newest first, and what is wrong with those that were left out."""
+    """Return up to two checkpoints, the newest first, and the problems of those that were skipped."""
     found: list[Path] = []
     damage: list[str] = []
     for path in CheckpointStore(run_dir).candidates(damage):
@@ -198,9 +198,9 @@ def _reasons(config: TrainConfig, then: dict[str, Any], now: dict[str, Any]) -> 
         for key, before, after in differences(then.get("machine", {}), now.get("machine", {}))
     ]
     if config.env_id is not None and not _repeats(config.env_id, config.env_kwargs, config.seed):
-        reasons.append(f"{config.env_id} is not deterministic: the same seed and actions lead to other observations")
+        reasons.append(f"{config.env_id} is not deterministic: the same seed and actions give other observations")
     return reasons or [
-        "not found: versions, device and threads are the same, and the environment repeats itself over 200 steps"
+        "not found: versions, device and threads are the same, and the environment is deterministic over 200 steps"
     ]
 
 

@@ -1,1 +1,1 @@
-"""One module for each file format: ``read`` gives its known arrays under its own names, ``write`` a whole dataset."""
+"""One module for each format: ``read`` returns the known arrays under the file's names, ``write`` writes a dataset."""

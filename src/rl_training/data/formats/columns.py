@@ -1,4 +1,4 @@
-"""The names that arrays have in files, and ours: one place that knows them all."""
+"""The names of arrays in files, and our names for them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "usable": (),
     "fragment": (),
 }
-"""Our names, and those in use elsewhere."""
+"""Our names, and the names that files use."""
 
 MERGED = ("dones", "done", "next.done")
 """Names of a flag that is set at every end of an episode, whether it is a termination or a time-out."""
@@ -66,18 +66,18 @@ class Columns(dict[str, Any]):
         self.sources = dict(sources)
 
     def label(self, name: str) -> str:
-        """Return what a message calls a column: the file's name, with ours where they differ."""
+        """Return the name of a column for messages: the file's name, with ours if they differ."""
         source = self.sources.get(name, name)
         return name if source == name else f"{source} ({name})"
 
 
 def label_of(columns: Mapping[str, Any], name: str) -> str:
-    """Return what a message calls a column of any mapping."""
+    """Return the name, for messages, of a column of any mapping."""
     return columns.label(name) if isinstance(columns, Columns) else name
 
 
 def check_rename(rename: Mapping[str, str]) -> None:
-    """Refuse a renaming to a name that has no meaning here."""
+    """Refuse to rename a column to an unknown name."""
     for source, target in rename.items():
         if not is_known(target):
             raise ConfigError(
@@ -94,14 +94,14 @@ def canonical(
 ) -> Columns:
     """Rename arrays to our names, drop those we do not know, and separate terminations from time-outs.
 
-    A merged flag counts as a termination, except where time-outs (or, in LeRobot's files, successes) are known as well.
+    A merged flag counts as a termination, unless time-outs (or, in LeRobot's files, successes) are known as well.
     Ends that are only marked, as by ``episode_lengths``, are time-outs.
 
     Args:
         values: the arrays under the file's names; goal dictionaries may be nested.
-        where: what an error calls the data.
+        where: the name of the data in errors.
         names: all names in the file, for the error when one is missing.
-        rename: the file's name and the known name to read it as, for names that are not known.
+        rename: unknown names in the file and the known names to use for them.
     """
     flat = dict(_flatten(values))
     found = [str(name) for name in (flat if names is None else names)]
@@ -128,14 +128,14 @@ def canonical(
             terminated = _column_flags(columns, "terminated", length, where)
             columns["truncated"] = _column_flags(columns, "truncated", length, where) | (ends & ~terminated)
             columns["terminated"] = terminated
-    if "truncated" in columns:  # with time-outs alone, nothing ever terminated
+    if "truncated" in columns:  # without a flag for terminations, no row terminates
         columns.setdefault("terminated", np.zeros(length, bool))
     for name in REQUIRED:
         if name not in columns:
             others = [*ALIASES[name], *(MERGED if name == "terminated" else ())][:4]
             raise DatasetError(
                 f"{where}: key {name!r} (or {', '.join(others)}) is missing; found {_listed(found)}"
-                f" (data convert --rename NAME={name} takes it from another name)"
+                f" (data convert --rename NAME={name} reads it from another name)"
             )
     return columns
 
@@ -146,7 +146,7 @@ def _listed(names: list[str]) -> str:
 
 
 def file_columns(dataset: TransitionDataset) -> dict[str, Array]:
-    """Return a dataset's arrays under D4RL's names, with ``usable`` where some rows have no next observation."""
+    """Return a dataset's arrays under D4RL's names, with ``usable`` if some rows have no next observation."""
     renamed = {"terminated": "terminals", "truncated": "timeouts"}
     columns = {renamed.get(name, name): array for name, array in dataset.arrays.items()}
     if dataset.usable is not None:
@@ -178,12 +178,12 @@ def _flags(values: Any, length: int, name: str, where: str) -> Array:
 
 
 def _column_flags(columns: Columns, name: str, length: int, where: str) -> Array:
-    """Return the flags of a column, all false where there is no such column."""
+    """Return the flags of a column, all false if there is no such column."""
     return _flags(columns.get(name, np.zeros(length, bool)), length, columns.label(name), where)
 
 
 def _split_merged(columns: Columns, ends: Array, success: Any, where: str) -> None:
-    """Divide ends of episodes into terminations and time-outs, by what else is known."""
+    """Divide ends of episodes into terminations and time-outs, by the other columns."""
     if "terminated" in columns:
         if "truncated" not in columns:
             columns["truncated"] = ends & ~_column_flags(columns, "terminated", len(ends), where)

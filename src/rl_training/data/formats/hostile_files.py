@@ -1,7 +1,7 @@
-"""Guards against hostile files. Readers call them before they allocate memory or interpret what a file holds.
+"""Guards against hostile files. Readers call them before they allocate memory or interpret a file's content.
 
-No file may run code, lead to another file, or need much more memory than it takes on disk. Whatever is refused is
-refused within 2 seconds and 1 GB.
+No file may run code, refer to another file, or need much more memory than its size on disk. A file is refused within 2
+seconds and with at most 1 GB of memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from rl_training.errors import DatasetError, shown
 
-_HARMLESS_BYTES = 64 << 20  # less than this in memory is never too much, however well it was packed
+_HARMLESS_BYTES = 64 << 20  # less memory than this is never refused
 _PACKING_LIMIT = 100  # recorded numbers pack 1 to 30 times
 _MEMBER_LIMIT = 10_000  # arrays or names in one file
 _PICKLE_LIMIT = 8 << 20  # bytes; the tensors of a pt file are outside its pickle
@@ -43,7 +43,7 @@ def size_text(size: int) -> str:
 
 
 def available_memory() -> int:
-    """Return how many bytes can be allocated without swapping, as far as the system and its cgroup tell."""
+    """Return how many bytes can be allocated without swapping, as far as the system and its cgroup report."""
     return min(_system_memory(), cgroup_memory())
 
 
@@ -91,7 +91,7 @@ def cgroup_memory(process: Path = Path("/proc/self/cgroup"), root: Path = Path("
 
 
 def _reclaimable(file: Path, key: str) -> int:
-    """Return how many bytes of a cgroup's use are file cache that the kernel gives back when asked."""
+    """Return how many bytes of a cgroup's use are file cache that the kernel can free."""
     try:
         fields = dict(line.split(" ", 1) for line in file.read_text(encoding="ascii").splitlines())
         return int(fields.get(key, 0))
@@ -115,7 +115,7 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def check_packing(unpacked: int, stored: int, what: str) -> None:
-    """Refuse data that unpacks to far more than is stored, as a file that was made to fill memory does."""
+    """Refuse data that unpacks to far more than is stored, as a file made to fill memory does."""
     if unpacked > _HARMLESS_BYTES and unpacked > _PACKING_LIMIT * stored:
         raise DatasetError(
             f"{what} unpacks to {size_text(unpacked)}, but only {size_text(stored)} are stored; refused"
@@ -152,7 +152,7 @@ def read_json(path: Path) -> Any:
 def check_torch_file(path: Path) -> None:
     """Refuse a pt file that holds anything but tensors and plain values, or more of these than a dataset has.
 
-    ``torch.load(weights_only=True)`` runs no foreign code, but its own functions can be told to fill memory.
+    ``torch.load(weights_only=True)`` runs no foreign code, but its own functions can be used to fill memory.
     """
     with path.open("rb") as file:
         if not is_torch_archive(file):  # the format before torch 1.6: five pickles, then the tensors
@@ -172,14 +172,14 @@ def check_torch_file(path: Path) -> None:
 
 
 def is_torch_archive(file: BinaryIO) -> bool:
-    """Return whether a file begins as torch's zip format does."""
+    """Return whether a file starts like torch's zip format."""
     start = file.read(4)
     file.seek(0)
     return start == b"PK\x03\x04"
 
 
 def _check_pickle(stream: BinaryIO, path: Path) -> None:
-    """Read one pickle's instructions without following them."""
+    """Read one pickle's instructions without executing them."""
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
             if number > _OPCODE_LIMIT:
@@ -214,7 +214,7 @@ def _too_many_objects(path: Path) -> DatasetError:
 def check_list(values: Any, what: str, *, budget: int = _OPCODE_LIMIT, depth: int = 0) -> int:
     """Return how many lists and numbers there are; lists that contain themselves or repeat their parts are refused.
 
-    A pickle stores a list once and may refer to it many times, so a few bytes can stand for billions of numbers.
+    A pickle stores a list once and may refer to it many times, so a few bytes can expand to billions of numbers.
     """
     count = 1
     for value in values:
@@ -264,10 +264,10 @@ def _address(item: Any, h5py: Any) -> int:
 
 
 def check_hdf5_sizes(datasets: dict[str, Any], path: Path, copies: int = 1) -> None:
-    """Compare what the arrays claim with what is stored, and with memory, where they are held ``copies`` times."""
+    """Compare the declared sizes of arrays with the stored sizes, and with the memory for ``copies`` copies of them."""
     for name, dataset in datasets.items():
         if dataset.external or dataset.is_virtual:
-            raise DatasetError(f"{path}: {name} lies in another file; refused")
+            raise DatasetError(f"{path}: {name} is stored in another file; refused")
         if dataset.shape is None:
             raise DatasetError(f"{path}: {name} is empty; expected rows of numbers")
         if dataset.size and not dataset.id.get_storage_size():

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 PREFIX = "minari:"
-"""What comes before a dataset's id where a path is expected."""
+"""The prefix of a dataset's id that is given as a path."""
 
 _EPISODE_BYTES = 1 << 15  # more than what HDF5 adds to the data of an episode
 
 
 def read(dataset_id: str, *, download: bool = False) -> tuple[dict[str, Array], list[str]]:
-    """Return a dataset's rows under our names, and the names it has; ask the network only with ``download``."""
+    """Return a dataset's rows under our names, and the names it has; only ``download`` uses the network."""
     minari = load_extra("minari", "reading Minari datasets")
     folder = _folder(dataset_id)
     if not (folder / "data").exists():
@@ -43,7 +43,7 @@ def read(dataset_id: str, *, download: bool = False) -> tuple[dict[str, Array], 
             )
         try:
             minari.download_dataset(dataset_id)
-        except Exception as error:  # whatever the network and its clients raise
+        except Exception as error:  # the network and its clients may raise anything
             reason = str(error).split("\n", 1)[0] or type(error).__name__
             raise DatasetError(f"Minari dataset {dataset_id!r} cannot be downloaded: {reason}") from None
     return read_folder(folder)
@@ -71,7 +71,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Array], list[str]]:
 
 
 def write(dataset: TransitionDataset, dataset_id: str, *, env_spec: EnvSpec | None = None) -> Path:
-    """Write a dataset into Minari's local root, where there is none of that id, and return its folder."""
+    """Write a dataset into Minari's local root, if the id is not taken, and return its folder."""
     load_extra("h5py", "writing Minari datasets")
     minari = load_extra("minari", "writing Minari datasets")
     folder = check_new(dataset_id)
@@ -82,7 +82,7 @@ def write(dataset: TransitionDataset, dataset_id: str, *, env_spec: EnvSpec | No
     try:
         _root().mkdir(parents=True, exist_ok=True)
         size = sum(array.nbytes for array in dataset.arrays.values())
-        check_room(_root(), size + _EPISODE_BYTES * len(dataset.episode_ends))  # HDF5 crashes where a write fails
+        check_room(_root(), size + _EPISODE_BYTES * len(dataset.episode_ends))  # HDF5 crashes if a write fails
         namespace = dataset_id.rpartition("/")[0]
         namespaces = load_extra("minari.namespace", "writing Minari datasets")
         if namespace and namespace not in namespaces.list_local_namespaces():
@@ -94,7 +94,7 @@ def write(dataset: TransitionDataset, dataset_id: str, *, env_spec: EnvSpec | No
         storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__})
         storage.update_episodes(buffer_type(**episode) for episode in split(dataset))
         os.replace(temporary, folder)
-    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where a write fails
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError if a write fails
         raise DatasetError(f"{folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -119,7 +119,7 @@ def _root() -> Path:
 
 
 def _folder(dataset_id: str) -> Path:
-    """Return the folder of a dataset; an invalid id is refused, so it cannot lead out of the root."""
+    """Return the folder of a dataset; an invalid id is refused, so it cannot name a folder outside the root."""
     parse = load_extra("minari.dataset.minari_dataset", "Minari datasets").parse_dataset_id
     try:
         parse(dataset_id)
@@ -131,15 +131,15 @@ def _folder(dataset_id: str) -> Path:
 
 
 def _check(folder: Path) -> str:
-    """Return the data format of a dataset, and refuse one that Minari would run code or fill memory for."""
+    """Return the data format of a dataset; refuse one for which Minari would run code or fill memory."""
     file = folder / "data" / "metadata.json"
     metadata = read_json(file)
     for key in ("observation_space", "action_space"):
         if not isinstance(metadata, dict) or not isinstance(metadata.get(key), str):
-            # Without its spaces Minari makes the environment that the metadata names, whatever code that runs.
+            # If the spaces are missing, Minari makes the environment that the metadata names, which can run any code.
             raise DatasetError(f"{file}: key {key!r} is missing")
     data_format = str(metadata.get("data_format", "hdf5"))
-    if data_format != "hdf5":  # of a folder for each episode, which Minari numbers up to ``total_episodes``
+    if data_format != "hdf5":  # one folder per episode; Minari reads up to ``total_episodes`` of them
         parts = [path for path in (folder / "data").glob("*/*") if path.is_file()]
         claimed, found = metadata.get("total_episodes", 0), len({path.parent for path in parts})
         if not isinstance(claimed, int) or claimed > found:
@@ -155,7 +155,7 @@ def _episodes(dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _spaces(dataset: TransitionDataset, env_spec: EnvSpec | None) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return spaces that contain the data; that of actions is the environment's, if it is known and contains them."""
+    """Return spaces that contain the data; the action space is the environment's, if it is known and contains them."""
     spec = dataset.spec
 
     def box(size: int) -> spaces.Box:

@@ -137,7 +137,7 @@ def _map(path: Path, file: BinaryIO, entry: _Entry) -> Array:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Say what a file is that is not an npz archive, if its first bytes tell."""
+    """Return why a file is not an npz archive, judged by its first bytes."""
     if path.is_dir():
         return "it is a folder"
     if not path.stat().st_size:

@@ -62,7 +62,7 @@ def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str
 
 
 def write(dataset: TransitionDataset, path: Path) -> None:
-    """Write a dataset with LeRobot's columns, and our own for what LeRobot's do not distinguish."""
+    """Write a dataset with LeRobot's columns, and our own for distinctions that LeRobot does not make."""
     pa = load_extra("pyarrow", "writing Parquet files")
     pq = load_extra("pyarrow.parquet", "writing Parquet files")
     arrays = dict(dataset.arrays)
@@ -88,9 +88,9 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _numbers_per_row(file: Any, chosen: list[str], pa: Any) -> int:
-    """Return how many numbers the chosen columns have in the first row, which is decoded for that.
+    """Return how many numbers the chosen columns have in the first row. It decodes that row.
 
-    The metadata of a column has its number of values, but pyarrow ends the process where that metadata is damaged.
+    The metadata of a column has its number of values, but pyarrow crashes the process if that metadata is damaged.
     """
     for batch in file.iter_batches(1, columns=chosen):
         columns = (column.combine_chunks() for column in pa.Table.from_batches([batch]).flatten().columns)

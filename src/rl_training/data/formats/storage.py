@@ -77,10 +77,10 @@ def atomic_write(path: Path, size: int) -> Iterator[Any]:
 
 
 class _DeferringFile(io.FileIO):
-    """A file that keeps its first error instead of raising it, and drops what is written after that.
+    """A file that keeps its first error instead of raising it, and discards later writes.
 
-    HDF5 crashes the process, and torch raises errors without a reason, when a write fails. Both finish in order if they
-    do not notice, and ``atomic_write`` raises the error afterwards.
+    HDF5 crashes the process, and torch raises errors without a reason, when a write fails. Both finish normally if
+    they do not see the error, and ``atomic_write`` raises it afterwards.
     """
 
     error: OSError | None = None
@@ -92,7 +92,7 @@ class _DeferringFile(io.FileIO):
             try:
                 if self.error is not None:
                     raise self.error
-                rest = rest[cast(int, super().write(rest)) :]  # a full disk may take a part
+                rest = rest[cast(int, super().write(rest)) :]  # a full disk may accept only a part
             except OSError as error:
                 self.error = self.error or error
                 self.seek(len(rest), os.SEEK_CUR)

@@ -51,12 +51,12 @@ def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str
             values = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except DatasetError:
         raise
-    except pickle.UnpicklingError:  # torch's own message recommends to load the file nevertheless
+    except pickle.UnpicklingError:  # torch's own message recommends loading it anyway
         raise DatasetError(
             f"{path}: refused, since reading it could execute code: it holds objects other than tensors;"
             " expected a dictionary of tensors"
         ) from None
-    except Exception as error:  # torch raises what its parsers meet: RuntimeError, EOFError, KeyError, AttributeError
+    except Exception as error:  # torch raises RuntimeError, EOFError, KeyError, AttributeError and others
         reason = str(error).split("\n", 1)[0] or type(error).__name__
         raise DatasetError(f"{path}: not a pt file that can be read: damaged or cut off ({reason})") from None
     if not isinstance(values, Mapping):
@@ -92,7 +92,7 @@ def _flatten(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _check(value: Any, size: int, what: str) -> None:
-    """Refuse what a file of ``size`` bytes cannot hold, and tensors that are not plain numbers."""
+    """Refuse values larger than a file of ``size`` bytes can hold, and tensors that are not plain numbers."""
     if not isinstance(value, torch.Tensor):
         check_list(value, what)
         return
