@@ -14,7 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rl_training.algorithms import DDPG, DQN, SAC, TD3, Learner
 from rl_training.data import ReplayBuffer
 from rl_training.envs.factory import space_spec
-from rl_training.runtime.collector import Collector, ExplorationSettings, Transition, episode_seed
+from rl_training.runtime.collector import Collector, ExplorationSettings, Transition
+from rl_training.seeding import stream_seed
 from rl_training.types import flatten_goal_observation
 from scripted_env import HIGH, LOW, ScriptedEnv
 
@@ -29,11 +30,11 @@ def make_collector(
     return Collector(vector, built, ExplorationSettings(**exploration), seed)
 
 
-def still(collector: Collector) -> Collector:
-    """Make the policy choose 0 everywhere, so that all that is left is exploration."""
+def still(collector: Collector, factor: float = 0.0) -> Collector:
+    """Multiply the policy's output before its tanh. At 0, exploration alone decides the actions."""
     for name, value in collector.learner.named_parameters():
         if "actor" in name and "output" in name:
-            value.data.zero_()
+            value.data.mul_(factor)
     return collector
 
 
@@ -67,9 +68,10 @@ def test_without_a_setting_the_learners_own_noise_is_used(learner: type[Learner]
 
 def test_noise_is_added_to_the_policys_action_and_stays_in_bounds() -> None:
     envs = [ScriptedEnv(tag=float(index)) for index in range(10)]
-    collector = make_collector(*envs, exploration_noise=0.2)
+    collector = still(make_collector(*envs, exploration_noise=0.2), 0.2)  # far from the bounds
     steps = collect(collector, 40)
     own = torch.cat([collector.learner.act(torch.from_numpy(t.observations)) for t in steps]).numpy()
+    assert np.abs(own).max() > 0.05
     assert (actions_of(steps) - own).std() == pytest.approx(0.2, rel=0.1)
     wild = actions_of(collect(make_collector(*(ScriptedEnv() for _ in range(5)), exploration_noise=5.0), 10))
     assert np.abs(wild).max() == 1.0
@@ -182,9 +184,9 @@ def test_every_episode_has_a_seed_of_its_own() -> None:
     envs = [ScriptedEnv(length=2), ScriptedEnv(length=3)]
     collect(make_collector(*envs, seed=11), 12)
     for index, (env, episodes) in enumerate(zip(envs, (7, 5), strict=True)):
-        assert env.seeds == [episode_seed(11, index, number) for number in range(episodes)]
+        assert env.seeds == [stream_seed(11, index, number) for number in range(episodes)]
     assert len({seed for env in envs for seed in env.seeds}) == 12
-    assert episode_seed(11, 0, 1) != episode_seed(12, 0, 1)
+    assert stream_seed(11, 0, 1) != stream_seed(12, 0, 1)
 
 
 def test_records_hold_return_length_and_success() -> None:
@@ -289,7 +291,7 @@ def test_an_environment_that_does_not_repeat_its_episode_starts_another() -> Non
     assert changed.load_state_dict(state) == [1]
     (transition,) = collect(changed, 1)
     assert transition.observations[:, 2].tolist() == [4.0, 0.0]
-    assert changed.envs.envs[1].unwrapped.seeds[-1] == episode_seed(7, 1, 1)
+    assert changed.envs.envs[1].unwrapped.seeds[-1] == stream_seed(7, 1, 1)
     collect(changed, 8)
     assert [(record.reward, record.length) for record in changed.finished] == [(45.0, 9), (45.0, 9)]
 

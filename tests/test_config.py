@@ -266,6 +266,13 @@ class TestUnknownKeys:
             "ddpg/pendulum", "algo_kwargs.goal_selection_strategy=future"
         )
 
+    def test_online_settings_are_unknown_offline_unless_they_say_nothing(self) -> None:
+        values = {"algo": "bc", "total_timesteps": 10, "algo_kwargs": {"dataset_path": "x", "train_frequency": 1}}
+        parse_run(parse_config(values))
+        values["algo_kwargs"]["train_frequency"] = 7
+        with pytest.raises(ConfigError, match=r"unknown key 'algo_kwargs\.train_frequency' offline: it needs online"):
+            parse_run(parse_config(values))
+
     def test_every_wrong_key_gets_a_line(self) -> None:
         message = error_of("her/point_goal", "algo_kwargs.batchsize=4", "algo_kwargs.gama=0.9")
         assert len(message.splitlines()) == 2
@@ -281,6 +288,28 @@ class TestUnknownKeys:
         message = error_of("her/point_goal", "algo_kwargs.backend=tdd3")
         assert "algo_kwargs.backend = 'tdd3'" in message
         assert all(name in message for name in ("ddpg", "td3", "sac", "dqn"))
+
+
+class TestDefaults:
+    """What an algorithm does differently by default."""
+
+    @staticmethod
+    def run_of(algo: str, **algo_kwargs: Any) -> Any:
+        values = {**BASE, "algo": algo, "env_id": "Pendulum-v1", "algo_kwargs": {"learning_starts": 5, **algo_kwargs}}
+        return parse_run(parse_config(values))
+
+    def test_defaults_are_those_of_the_learner_and_of_the_algorithm(self) -> None:
+        assert self.run_of("td3").exploration.exploration_noise == 0.1
+        assert self.run_of("sac").exploration.exploration_noise is None
+        assert self.run_of("sac").collection.gradient_updates_per_step == 1.0
+        assert self.run_of("redq").collection.gradient_updates_per_step == 20.0
+        assert self.run_of("rlpd").prior.offline_batch_ratio == 0.5
+        assert self.run_of("sac").prior.offline_batch_ratio is None
+
+    def test_defaults_give_way_to_what_is_set_and_not_to_null(self) -> None:
+        run = self.run_of("rlpd", offline_batch_ratio=0.2, gradient_updates_per_step=3)
+        assert (run.prior.offline_batch_ratio, run.collection.gradient_updates_per_step) == (0.2, 3.0)
+        assert self.run_of("rlpd", offline_batch_ratio=None).prior.offline_batch_ratio == 0.5
 
 
 class TestWrongValues:

@@ -346,7 +346,7 @@ def test_rewards_are_compared_with_what_relabelling_assumes_before_they_can_be_s
 
 
 def test_motion_counts_also_where_it_ends_where_it_began():
-    buffer = make(capacity=100, motion_scale=1.0)
+    buffer = make(capacity=100, motion_scale=1.0, her_ratio=1.0)
     for episode, places in enumerate([[0.0] * 5, [0.0, 3.0, 5.0, 2.0, 0.0]]):
         for t in range(4):
             now, after = (observation(np.array([episode]), np.array([step])) for step in (t, t + 1))

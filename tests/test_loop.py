@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from conftest import StopAt
 from rl_training import DDPG, RLPD, SAC
 from rl_training.data import TransitionDataset
-from rl_training.runtime import Callback, train_ddpg, train_sac
+from rl_training.runtime import Callback, train_ddpg, train_her, train_sac
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.metrics_mean import MetricsMean
 from scripted_env import ENV_ID
 
 SLOWLY = {"gradient_updates_per_step": 1}  # RLPD's own 20 would take most of the time
@@ -107,6 +109,28 @@ def test_what_is_collected_is_what_is_learned_from(config) -> None:
     assert torch.equal(batch.terminated, (steps == 3).float())
 
 
+def test_the_environments_reward_transform_comes_before_the_algorithms(config) -> None:
+    watch = Watch()
+    env_kwargs = {"wrappers": {"reward": {"clip_max": 2.0}}}
+    train_sac(config("sac", env_kwargs=env_kwargs, algo_kwargs={"reward_scale": 10.0}), callbacks=[watch])
+    assert set(watch.trainer.replay.sample(300).rewards.tolist()) == {10.0, 20.0}
+
+
+def test_a_reward_outside_the_range_so_far_moves_the_bounds_of_values(tiny_config) -> None:
+    bounds: list[tuple[float, float]] = []
+
+    class Surprise(Callback):
+        def on_step(self, trainer: Any) -> None:
+            bounds.append(trainer.learner.value_bounds)
+            if trainer.state.global_step == 150:
+                goal = np.zeros((1, 1), np.float32)
+                trainer.replay.goals.check_play(np.array([-10.0], np.float32), goal, goal)
+
+    with pytest.warns(UserWarning, match="a reward of -10 is outside"):
+        train_her(tiny_config("her", total_timesteps=160, algo_kwargs={"gamma": 0.5}), callbacks=[Surprise()])
+    assert bounds == [(-2.0, 0.0)] * 150 + [(-20.0, 0.0)] * 10
+
+
 def test_the_budget_of_updates_moves_the_schedules_as_well(config) -> None:
     watch = Watch()
     kwargs = {"max_updates": 20, "lr_schedule": "linear", "learning_rate": 1e-3, "learning_starts": 4}
@@ -124,6 +148,15 @@ def test_pretraining_comes_on_top_of_the_updates_online(config) -> None:
     assert watch.steps[7:] == [(step, 7 + step) for step in range(1, 41)]
 
 
+def test_pretraining_runs_through_the_schedule_of_the_learning_rate_by_itself(config) -> None:
+    watch = Watch()
+    kwargs = {"offline_pretrain_updates": 5, "num_critics": 2, **SLOWLY, "learning_starts": 0}
+    kwargs |= {"lr_schedule": "linear", "learning_rate": 1e-3}
+    RLPD(config("rlpd", algo_kwargs=kwargs)).learn(dataset=offline_rows(), callbacks=[watch])
+    np.testing.assert_allclose(watch.rates[:5], 1e-3 * (1 - np.arange(1, 6) / 5), atol=1e-9)
+    np.testing.assert_allclose(watch.rates[5:], 1e-3 * (1 - np.arange(1, 41) / 40), atol=1e-9)
+
+
 def test_the_share_of_offline_rows_follows_its_schedule(config) -> None:
     watch = Watch()
     kwargs = {"offline_batch_ratio": {"kind": "linear", "start": 1.0, "end": 0.0}, "num_critics": 2, **SLOWLY}
@@ -135,7 +168,7 @@ def test_offline_and_online_data_are_drawn_with_seeds_of_their_own(config) -> No
     class Generators(Callback):
         def on_training_start(self, trainer: Any) -> None:
             mixture = trainer.experience
-            self.states = [part.generator.get_state() for part in (mixture.prior, mixture.fresh, trainer.learner)]
+            self.states = [part.generator.get_state() for part in (mixture.offline, mixture.online, trainer.learner)]
 
     watch = Generators()
     RLPD(config("rlpd", algo_kwargs={"num_critics": 2, **SLOWLY})).learn(dataset=offline_rows(), callbacks=[watch])
@@ -153,6 +186,19 @@ def test_the_normaliser_has_seen_the_offline_data_before_the_first_step(config) 
     RLPD(config("rlpd", algo_kwargs=kwargs)).learn(dataset=data, callbacks=[watch])
     assert watch.count == 60
     np.testing.assert_allclose(watch.mean, data.arrays["observations"].mean(0), rtol=1e-5)
+
+
+def test_metrics_are_means_over_the_updates_since_the_last_row() -> None:
+    mean, value = MetricsMean(), torch.tensor(1.0)
+    mean.add({"loss": value})
+    value.fill_(5.0)  # a recorded update writes its metrics into the same tensors
+    mean.add({"loss": value, "alpha": torch.tensor(2.0)})
+    restored = MetricsMean()
+    restored.load_state_dict(copy.deepcopy(mean.state_dict()))
+    assert mean.take() == restored.take() == {"loss": 3.0, "alpha": 2.0}
+    mean.add({"loss": torch.tensor(4.0)})
+    assert mean.take() == {"loss": 4.0}
+    assert mean.take() == {}
 
 
 def test_a_row_of_metrics_speaks_of_the_time_since_the_one_before(config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -62,6 +63,11 @@ def test_an_episode_without_an_end_is_given_up() -> None:
         list(play(Endless(), lambda _: np.zeros(1), [0], max_episode_steps=20))
     with pytest.raises(EnvError, match="within 100,000 steps"):
         list(play(Endless(), lambda _: np.zeros(1), [0]))
+
+
+def test_an_episode_may_get_as_long_as_its_own_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[play.__module__], "_LONGEST_EPISODE", 50)
+    assert len(list(play(gym.make("Pendulum-v1"), lambda _: np.zeros(1), [0]))) == 200
 
 
 def test_a_request_to_stop_ends_the_play() -> None:

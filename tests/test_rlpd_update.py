@@ -169,8 +169,9 @@ def test_actor_and_temperature_move_together_once_per_environment_step():
         ({"gradient_updates_per_step": 4, "policy_delay": 2}, 2),
     ],
 )
-def test_the_delay_follows_the_updates_per_step(options, delay):
-    values = {"algo": "rlpd", "env_id": "Pendulum-v1", "total_timesteps": 9000, "algo_kwargs": options}
+@pytest.mark.parametrize("algo", ["rlpd", "redq"])
+def test_the_delay_follows_the_updates_per_step(algo, options, delay):
+    values = {"algo": algo, "env_id": "Pendulum-v1", "total_timesteps": 9000, "algo_kwargs": options}
     assert parse_run(parse_config(values)).learner.policy_delay == delay
 
 
