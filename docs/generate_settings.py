@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import re
 import sys
-import types
-import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.table import ALGORITHMS, backend_names
@@ -24,6 +21,7 @@ from rl_training.data import HindsightSettings, ReplaySettings
 from rl_training.data.dataset_loaders import DatasetSettings, RewardSettings
 from rl_training.envs.factory import EnvSettings, WrapperSettings
 from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.experiment.setting_tables import BACKEND_MEANING, ONLINE_MEANING, Markup, describe_settings
 from rl_training.runtime.collector import ExplorationSettings
 from rl_training.runtime.controls import (
     CollectionSettings,
@@ -59,7 +57,6 @@ CLASSES: dict[str, type[BaseModel]] = {
 
 _REGION = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADER = "| Key | Default | Accepts | Meaning |\n|---|---|---|---|"
-_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def render(text: str) -> str:
@@ -87,8 +84,9 @@ def region(name: str) -> str:
 def settings_table(cls: type[BaseModel]) -> str:
     """Return one row for each field of a class, those of its base classes included."""
     rows = [_HEADER]
-    for name, field in cls.model_fields.items():
-        rows.append(f"| `{name}` | {_default(field)} | {_accepts(field)} | {_cell(field.description or '')} |")
+    for setting in describe_settings(cls, markup=_MARKUP):
+        accepts = setting.accepts.replace(">=", "≥").replace("<=", "≤")
+        rows.append(f"| `{setting.key}` | {setting.default} | {_cell(accepts)} | {_cell(setting.meaning)} |")
     return "\n".join(rows)
 
 
@@ -127,14 +125,13 @@ def exploration_table() -> str:
 def online_table() -> str:
     """Return the row of the key whose default depends on the algorithm."""
     by_default = ", ".join(f"`{name}`" for name, row in ALGORITHMS.items() if row.online)
-    meaning = "whether the run plays in env_id to collect data"
-    return f"{_HEADER}\n| `online` | `true` for {by_default}; else `false` | `true`, `false` | {meaning} |"
+    return f"{_HEADER}\n| `online` | `true` for {by_default}; else `false` | `true`, `false` | {ONLINE_MEANING} |"
 
 
 def backend_table() -> str:
     """Return the row of HER's own key."""
     names = ", ".join(f"`{name}`" for name in backend_names())
-    return f"{_HEADER}\n| `backend` | `ddpg` | {names} | the learner that hindsight feeds |"
+    return f"{_HEADER}\n| `backend` | `ddpg` | {names} | {BACKEND_MEANING} |"
 
 
 def _noise(cls: type[Learner]) -> str:
@@ -145,60 +142,6 @@ def _noise(cls: type[Learner]) -> str:
     )
 
 
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    if value is None:
-        return "unset"
-    if isinstance(value, BaseModel) or value == {}:
-        return "`{}`"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, tuple):
-        return f"`{list(value)}`"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-def _accepts(field: FieldInfo) -> str:
-    kinds = [_kind(part) for part in _parts(field.annotation) if part is not type(None)]
-    bounds = [
-        f"{sign} {getattr(limit, name):,}".removesuffix(".0")
-        for limit in field.metadata
-        for name, sign in _BOUNDS.items()
-        if hasattr(limit, name)
-    ]
-    return _cell(", ".join([" or ".join(kinds), *bounds]))
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    """Return the alternatives of a union, or the annotation alone."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
-
-
-def _kind(annotation: Any) -> str:
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return ", ".join(f"`{choice}`" for choice in arguments)
-    if origin is typing.Annotated:
-        limits = (
-            f"{s} {getattr(m, n):g}"
-            for f in arguments[1:]
-            for m in f.metadata
-            for n, s in _BOUNDS.items()
-            if hasattr(m, n)
-        )
-        return " ".join([_kind(arguments[0]), *limits])
-    if origin is tuple:
-        return f"list of {_kind(arguments[0])}"
-    if origin is dict:
-        return "mapping"
-    names = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", Path: "path"}
-    return names.get(annotation) or f"[{annotation.__name__}](#{_anchor(annotation)})"
-
-
 def _anchor(cls: type[BaseModel]) -> str:
     anchors = {
         Schedule: "schedules",
@@ -207,6 +150,9 @@ def _anchor(cls: type[BaseModel]) -> str:
         WrapperSettings: "wrappers",
     }
     return anchors[cls]
+
+
+_MARKUP = Markup(literal=lambda text: f"`{text}`", nested=lambda cls: f"[{cls.__name__}](#{_anchor(cls)})")
 
 
 def _cell(text: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,8 +23,13 @@ from gymnasium import spaces
 
 from rl_training import cli
 from rl_training.algorithms.base import Learner
-from rl_training.config import load_config, preset_names
+from rl_training.algorithms.table import ALGORITHMS
+from rl_training.config import load_config, parse_config, preset_names
+from rl_training.experiment import manager
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.settings import group_types, parse_run
 
 POINT = "rl_training/PointGoal1D-v0"
 ANSWER_KEYS = {"run_dir", "status", "stop_reason", "global_step", "update_count", "metrics"}
@@ -148,10 +155,33 @@ class TestTrain:
         for path in (run_dir, run_dir / "checkpoints", run_dir / "report.html"):
             assert str(path) in answer.out
 
-    def test_the_run_is_named_after_preset_and_seed(self, train: Run) -> None:
+    def test_the_run_is_named_after_preset_changes_and_seed(self, train: Run) -> None:
         run_dir = Path(train(options=("--json", "--seed", 5)).json["run_dir"])
-        assert run_dir.name.startswith("her-point_goal-s5-")
+        assert run_dir.name.startswith(f"her-point_goal-total_timesteps=120+{len(TINY) - 1}-s5-")
         assert load_config(run_dir / "config.yaml").seed == 5
+
+    @pytest.mark.parametrize(
+        ("changes", "name"),
+        [
+            ([], "her-point_reach-s0"),
+            (["algo_kwargs.batch_size=128"], "her-point_reach-batch_size=128-s0"),
+            (["algo_kwargs.batch_size=64", "algo_kwargs.batch_size=128"], "her-point_reach-batch_size=128-s0"),
+            (["seed=0", "output_dir=runs"], "her-point_reach-s0"),
+            (["algo_kwargs.tau=0.1", "algo_kwargs.gamma=1e-1"], "her-point_reach-tau=0.1-gamma=1e-1-s0"),
+            (["algo_kwargs.hidden_sizes=[8, 8]"], "her-point_reach-hidden_sizes=8-8-s0"),
+            (["env_id=rl_training/PointGoal1D-v0"], "her-point_reach-env_id=PointGoal1D-v0-s0"),
+            ([f"algo_kwargs.batch_size={1:0200}", "algo_kwargs.tau=0.1"], "her-point_reach-tau=0.1+1-s0"),
+        ],
+    )
+    def test_names_carry_what_was_changed(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: list[str], name: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("rl_training.runtime.run.run_to_end", lambda trainer, run_dir: 1 / 0)
+        run("train", "her/point_reach", *(part for change in changes for part in ("--set", change)))
+        (run_dir,) = (tmp_path / "runs").iterdir()
+        assert run_dir.name.rsplit("-", 2)[0] == name
+        assert len(run_dir.name) <= 62
 
     def test_a_seed_decides_the_result(self, train: Run) -> None:
         one, two, other = (train(options=("--json", "--seed", seed)).json for seed in (3, 3, 4))
@@ -167,6 +197,29 @@ class TestTrain:
         assert [load_config(Path(one["run_dir"]) / "config.yaml").seed for one in result["runs"]] == [0, 1]
         for name, mean in result["metrics"].items():
             assert mean == pytest.approx(np.mean([one["metrics"][name] for one in result["runs"]]))
+        assert set(result) == {"runs", "metrics", "std", "worst"}
+        for name in ("eval/success_rate", "eval/mean_reward"):
+            values = [one["metrics"][name] for one in result["runs"]]
+            assert result["std"][name] == pytest.approx(np.std(values))
+            assert result["worst"][name] == min(values)
+        assert result["std"]["eval/mean_reward"] > 0
+
+    def test_several_seeds_end_with_a_table(self, train: Run) -> None:
+        numbers = train(options=("--json", "--seeds", "0-1")).json
+        answer = train(options=("--seeds", "0-1"))
+        table = answer.out.partition("\n2 seeds ")[2].splitlines()
+        assert table[0].split() == ["mean", "std", "worst"]
+        for line, label, name in zip(
+            table[1:], ("success rate", "mean return"), ("eval/success_rate", "eval/mean_reward"), strict=True
+        ):
+            assert line.startswith(label)
+            expected = [numbers[key][name] for key in ("metrics", "std", "worst")]
+            assert line.removeprefix(label).split() == [f"{value:.2f}" for value in expected]
+        assert "worst" not in train(options=("--seeds", "0")).out
+
+    def test_a_task_without_success_has_a_table_of_returns(self, train: Run) -> None:
+        answer = train(preset="ddpg/pendulum", options=("--seeds", "0-1"))
+        assert answer.out.partition("\n2 seeds ")[2].splitlines()[1].startswith("mean return")
 
     def test_a_list_of_seeds(self, train: Run) -> None:
         result = train(options=("--json", "--seeds", "7,3")).json
@@ -176,7 +229,7 @@ class TestTrain:
         file = tmp_path / "mine.yaml"
         file.write_text(f"algo: her\nenv_id: {POINT}\ntotal_timesteps: 1e3\n")
         run_dir = Path(train(preset=str(file), options=("--json",)).json["run_dir"])
-        assert run_dir.name.startswith("mine-s0-")
+        assert run_dir.name.startswith("mine-total_timesteps=120")
 
     def test_the_kept_configuration_is_complete(self, train: Run) -> None:
         run_dir = Path(train(options=("--json",)).json["run_dir"])
@@ -232,6 +285,12 @@ class TestInterruption:
         assert answer.code == 3
         assert [one["status"] for one in answer.json["runs"]] == ["interrupted"]
 
+    def test_the_table_leaves_out_what_was_interrupted(self, train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        interrupt_at(monkeypatch, 2 * 120 + 5)  # in the third run, before it was evaluated
+        answer = train(options=("--seeds", "0-3"))
+        assert answer.code == 3
+        assert re.search(r"^2 seeds +mean +std +worst$", answer.out, re.MULTILINE)
+
     def test_an_interrupted_and_resumed_run_equals_one_that_never_stopped(
         self, train: Run, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -247,8 +306,8 @@ class TestInterruption:
         """A terminal sends SIGINT to every process of the group, those of asynchronous environments included."""
         sets = tiny("total_timesteps=1000000", "num_envs=2", f"env_kwargs.vectorization={vectorization}")
         process = command_group("train", "her/point_goal", *sets, "--output-dir", tmp_path, "--json")
-        assert process.stderr.readline().startswith("run folder")
-        assert ": step 60 of 1,000,000" in process.stderr.readline()
+        assert process.stderr.readline().startswith("run folder ")
+        assert "step 60 of 1,000,000" in process.stderr.readline()
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 3, err
@@ -406,7 +465,13 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         "arguments",
-        [["train"], ["trian"], ["train", "her/point_goal", "--sed", "1"], ["evaluate", "x", "--episodes=0"]],
+        [
+            ["train"],
+            ["trian"],
+            ["train", "her/point_goal", "--sed", "1"],
+            ["evaluate", "x", "--episodes=0"],
+            ["evaluate", "x", "--episodes=9999999"],
+        ],
     )
     def test_wrong_usage_exits_with_2(self, run: Run, arguments: list[str]) -> None:
         answer = run(*arguments)
@@ -536,6 +601,46 @@ class TestResume:
         assert set(result) == ANSWER_KEYS
         assert (result["status"], result["global_step"], result["update_count"]) == ("completed", 120, 70)
 
+    def test_a_finished_run_says_so_in_one_line(self, run: Run, copy: Path) -> None:
+        warnings = [line for line in run("resume", copy).err.splitlines() if line.startswith("warning")]
+        assert warnings == [
+            "warning: nothing to do: the run is complete at 120 steps; a larger total_timesteps makes it longer,"
+            " e.g. total_timesteps=240"
+        ]
+
+    def test_set_lengthens_a_run(self, run: Run, copy: Path) -> None:
+        settings = ("--set", "total_timesteps=180", "--set", "algo_kwargs.eval_interval=30")
+        answer = run("resume", copy, *settings, "--json")
+        assert (answer.json["global_step"], answer.json["update_count"]) == (180, 130)
+        assert "nothing to do" not in answer.err
+        assert "step 150 of 180" in answer.err
+        kept = load_config(copy / "config.yaml")
+        assert (kept.total_timesteps, kept.algo_kwargs["eval_interval"]) == (180, 30)
+        assert run("resume", copy, "--json").json["global_step"] == 180
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (("--set", "algo_kwargs.batchsize=4"), "did you mean 'batch_size'"),
+            (("--set", "total_timesteps=60"), "total_timesteps = 60: the run has 120 steps already"),
+            (("--set", "num_envs=2", "--set", "total_timesteps=180"), "num_envs"),
+            (("--set", "total_timesteps=180", "--verify"), "--set and --verify"),
+        ],
+    )
+    def test_a_change_that_does_not_fit_leaves_the_run_alone(
+        self, run: Run, copy: Path, options: tuple[str, ...], words: str
+    ) -> None:
+        before = (copy / "config.yaml").read_text()
+        answer = run("resume", copy, *options)
+        assert (answer.code, answer.out) == (2, "")
+        assert words in answer.err
+        assert (copy / "config.yaml").read_text() == before
+
+    def test_verify_names_what_is_damaged(self, run: Run, copy: Path) -> None:
+        newest = max((copy / "checkpoints").glob("*/learner.safetensors"))
+        newest.write_bytes(b"")
+        assert f"damaged        {newest}" in run("resume", copy, "--verify").out
+
     def test_a_longer_budget_goes_on(self, run: Run, copy: Path) -> None:
         config = copy / "config.yaml"
         config.write_text(config.read_text().replace("total_timesteps: 120", "total_timesteps: 180"))
@@ -641,6 +746,42 @@ class TestInformation:
 
     def test_an_unknown_preset_gets_the_nearest(self, run: Run) -> None:
         assert_clear(run("presets", "sac/pendolum"), "sac/pendolum", "'sac/pendulum'")
+        assert_clear(run("presets", "hre"), "'hre'", "'her'")
+
+    def test_the_presets_of_an_algorithm(self, run: Run) -> None:
+        lines = run("presets", "her").out.splitlines()
+        assert [line.split()[0] for line in lines] == [name for name in preset_names() if name.startswith("her/")]
+
+    def test_presets_are_aligned(self, run: Run) -> None:
+        for lines in (run("presets").out.splitlines(), run("presets", "td3_bc").out.splitlines()):
+            assert len({line.index(line.split()[1]) for line in lines}) == 1
+
+    def test_settings_lists_the_algorithms(self, run: Run) -> None:
+        lines = run("settings").out.splitlines()
+        assert [line.split()[0] for line in lines] == list(ALGORITHMS)
+        assert run("settings", "--json").json == {name: row.description for name, row in ALGORITHMS.items()}
+
+    @pytest.mark.parametrize("algo", ["her", "rlpd", "iql"])
+    def test_settings_lists_every_key_that_is_accepted(self, run: Run, algo: str) -> None:
+        answer = run("settings", algo, "--json").json
+        assert answer["groups"][0]["name"] == "learner"
+        settings = {setting["key"]: setting for group in answer["groups"] for setting in group["settings"]}
+        classes = group_types(ALGORITHMS[algo], online=True)
+        keys = {key for group in classes.values() for key in group.model_fields}
+        assert set(settings) == keys | {"online"} | ({"backend"} if algo == "her" else set())
+        needs_online = {group["name"] for group in answer["groups"] if group["needs_online"]}
+        assert needs_online == ({"collection", "exploration", "replay", "prior"} if algo == "iql" else set())
+        # The defaults are those of a run that is told nothing else.
+        defaults = {"algo": algo, "env_id": POINT, "total_timesteps": 2000, "algo_kwargs": {}}
+        resolved = parse_run(parse_config(defaults)).to_algo_kwargs()
+        assert {key: settings[key]["value"] for key in resolved} == resolved
+        text = run("settings", algo).out
+        for setting in settings.values():
+            assert re.search(rf"^  {setting['key']} +{re.escape(setting['default'])} ", text, re.MULTILINE)
+            assert setting["meaning"] in re.sub(r"\s+", " ", text)
+
+    def test_settings_of_an_unknown_algorithm(self, run: Run) -> None:
+        assert_clear(run("settings", "herr"), "'herr'", "'her'")
 
     def test_only_presets_are_shown(self, run: Run, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
@@ -693,8 +834,34 @@ class TestInformation:
     def test_help_lists_every_command(self, run: Run) -> None:
         answer = run("--help")
         assert answer.code == 0
-        for command in ("train", "resume", "evaluate", "predict", "report", "presets", "check-env", "doctor"):
+        for command in (
+            "train",
+            "resume",
+            "evaluate",
+            "predict",
+            "report",
+            "presets",
+            "settings",
+            "check-env",
+            "doctor",
+        ):
             assert command in answer.out
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            *("", "train", "resume", "evaluate", "predict", "report", "presets", "settings", "check-env", "doctor"),
+            *("data", "data inspect", "data convert", "data collect"),
+        ],
+    )
+    def test_help_is_plain_and_fits_80_columns(self, run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        text = run(*command.split(), "--help").out
+        assert max(map(len, text.splitlines())) <= 80
+        assert not re.search(r"[<>{}](?!=)|\.\.\.$", text.replace("[ARGS]...", "").replace("RUN...", "")), text
+        monkeypatch.setenv("COLUMNS", "200")
+        wide = run(*command.split(), "--help").out
+        assert set(text.split()) == set(wide.split())  # no word is broken at 80 columns
 
 
 class TestProcess:
@@ -709,6 +876,15 @@ class TestProcess:
         process = self.execute("train", "her/point_goal", *tiny(), "--output-dir", tmp_path, "--json")
         assert process.returncode == 0
         assert set(json.loads(process.stdout)) == ANSWER_KEYS
+
+    def test_predicting_does_not_import_the_compiler(self, trained: Path) -> None:
+        """torch._dynamo takes seconds to import, and only torch.compile needs it."""
+        command = [sys.executable, "-X", "importtime", "-m", "rl_training", "predict", str(trained), "--obs", "-"]
+        process = subprocess.run(command, input="[0, 0, 0]", capture_output=True, text=True, timeout=120, check=True)
+        assert "action" in process.stdout
+        imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+        assert "torch" in imported
+        assert imported.isdisjoint({"torch._dynamo", "tensorboard", "plotly", "pandas"})
 
     def test_a_mistake(self, tmp_path: Path) -> None:
         process = self.execute("train", "her/point_reech", "--output-dir", tmp_path)
@@ -732,10 +908,16 @@ class TestProcess:
     ("setting", "words"),
     [
         ('output_dir="a\\0b"', r"output_dir = a\x00b: expected a text without NUL"),
-        ('algo_kwargs.init_from="a\\ud800b"', "expected"),
-        ("algo_kwargs.buffer_capacity=9223372036854775808", "too large"),
-        ("algo_kwargs.hidden_sizes=[1000000000000]", "too large"),
-        ("algo_kwargs.hidden_sizes=[99999999999999999999999]", "too large"),
+        ('algo_kwargs.init_from="a\\0b"', r"algo_kwargs.init_from = a\x00b: expected a text without NUL"),
+        ('algo_kwargs.init_from="a\\ud800b"', r"algo_kwargs.init_from = a\ud800b: expected a text"),
+        ('env_kwargs={names: [x, "a\\0b"]}', r"env_kwargs.names.1 = a\x00b: expected a text without NUL"),
+        ("algo_kwargs.buffer_capacity=9223372036854775808", "algo_kwargs.buffer_capacity = 9223372036854775808"),
+        ("algo_kwargs.batch_size=9223372036854775808", "algo_kwargs.batch_size = 9223372036854775808"),
+        ("algo_kwargs.hidden_sizes=[1000000000000]", "algo_kwargs.hidden_sizes = [1000000000000]: expected sizes from"),
+        ("algo_kwargs.hidden_sizes=[99999999999999999999999]", "algo_kwargs.hidden_sizes = [99999999999999999999999]"),
+        (f"algo_kwargs.hidden_sizes={[8] * 65}", "algo_kwargs.hidden_sizes"),
+        ("algo_kwargs.dataset_size=99999999999999999999", "algo_kwargs.dataset_size = 99999999999999999999"),
+        ("eval_episodes=99999999999999999999", "eval_episodes = 99999999999999999999"),
         ("env_kwargs.worker_timeout=1e300", "env_kwargs.worker_timeout = 1e+300"),
     ],
 )
@@ -786,3 +968,25 @@ def test_an_interrupted_run_says_so_once_and_names_no_missing_page(train: Run, m
     assert answer.code == 3
     assert answer.out.startswith("interrupted by SIGTERM after 1 steps")
     assert "plots" not in answer.out
+
+
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "0-1")])
+def test_json_has_null_for_what_is_not_finite(
+    train: Run, run: Run, trained: Path, monkeypatch: pytest.MonkeyPatch, seeds: tuple[str, ...]
+) -> None:
+    real_run, real_train = Evaluator.run, manager.train_experiment
+
+    def diverged(self: Evaluator, *arguments: Any, **options: Any) -> dict[str, float]:
+        return {**real_run(self, *arguments, **options), "eval/mean_reward": float("nan")}
+
+    def trained_badly(*arguments: Any, **options: Any) -> TrainResult:
+        result = real_train(*arguments, **options)
+        return dataclasses.replace(result, metrics={**result.metrics, "eval/mean_reward": float("inf")})
+
+    def parse(text: str) -> Any:
+        return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    monkeypatch.setattr(manager, "train_experiment", trained_badly)
+    assert parse(train(options=("--json", *seeds)).out)["metrics"]["eval/mean_reward"] is None
+    monkeypatch.setattr(Evaluator, "run", diverged)
+    assert parse(run("evaluate", trained, "--episodes", 1, "--json").out)["metrics"]["eval/mean_reward"] is None

@@ -414,3 +414,11 @@ class TestWrongValues:
         config = parse_config(BASE)
         with pytest.raises(ValueError, match="frozen"):
             config.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
+@pytest.mark.parametrize("value", [str, Path, lambda text: [{"name": text}]])
+def test_texts_that_no_file_system_takes_are_refused_with_their_key(text, value):
+    values = {"algo": "sac", "total_timesteps": 10, "env_kwargs": {"part": value(text)}}
+    with pytest.raises(ConfigError, match=r"env_kwargs\.part[.\w]* = .*: expected a text without NUL and surrogate"):
+        parse_config(values)

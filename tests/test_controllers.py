@@ -120,6 +120,100 @@ def test_scripted_needs_an_environment():
         collect_dataset(None, "scripted", episodes=1)
 
 
+OWN = """
+import numpy as np
+
+def steer(observation):
+    position, velocity = np.split(observation["observation"], 2)
+    action = 8 * (observation["desired_goal"] - position) - 2 * velocity
+    observation["observation"][:] = 0.0  # what a controller does to its argument is not recorded
+    return action
+
+def three(observation): return [1.0, 2.0, 3.0]
+def nan(observation): return [float("nan"), 0.0]
+def words(observation): return "left"
+def fails(observation): raise ValueError("no idea")
+def leaves(observation): raise SystemExit(0)
+def balance(observation): return observation[2] > 0
+def far(observation): return 2
+number = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A module of controllers in the current folder, which is not importable by itself."""
+    (tmp_path / "own_controllers.py").write_text(OWN)
+    (tmp_path / "broken_controllers.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    yield "own_controllers"
+    for name in ("own_controllers", "broken_controllers"):
+        sys.modules.pop(name, None)
+
+
+def test_a_controller_of_ones_own_is_recorded(own_module):
+    path = list(sys.path)
+    dataset, _ = collect_dataset(POINTS[1], f"{own_module}:steer", episodes=4, seed=1)
+    assert sys.path == path  # the current folder was importable only while the module was imported
+    assert (dataset.arrays["rewards"][dataset.episode_ends - 1] == 0).all()  # every episode ends at its goal
+    assert inspect_transitions(dataset, POINTS[1]).is_sane
+    assert np.abs(dataset.arrays["actions"]).max() == 1.0  # clipped to the environment's bounds
+    np.testing.assert_array_equal(dataset.arrays["observations"][1:50], dataset.arrays["next_observations"][:49])
+
+
+def test_actions_are_in_the_environments_units(own_module, tmp_path):
+    (tmp_path / "own_controllers.py").write_text("def push(observation): return [1.5]\n")
+    dataset, _ = collect_dataset("Pendulum-v1", f"{own_module}:push", episodes=1)
+    assert (dataset.arrays["actions"] == 1.5).all()
+    noisy, _ = collect_dataset("Pendulum-v1", f"{own_module}:push", episodes=1, noise=0.1)
+    assert noisy.arrays["actions"].std() == pytest.approx(0.2, rel=0.3)  # 0.1 in [-1, 1] is 0.2 in [-2, 2]
+
+
+def test_a_controller_of_discrete_actions(own_module):
+    dataset, _ = collect_dataset("CartPole-v1", f"{own_module}:balance", episodes=3)
+    assert set(np.unique(dataset.arrays["actions"])) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "policy", "words"),
+    [
+        (POINTS[1], "nowhere:steer", "module 'nowhere' cannot be imported: ModuleNotFoundError"),
+        (POINTS[1], "broken_controllers:steer", "No module named 'nothing_of_this_name'"),
+        (POINTS[1], "own_controllers:stear", r"no such function in the module .* \(did you mean 'steer'\?\)"),
+        (POINTS[1], "own_controllers:number", "expected a function, found int"),
+        (POINTS[1], "own_controllers:three", r"returned \[1.0, 2.0, 3.0\] of shape \(3,\); expected 2 finite numbers"),
+        (POINTS[1], "own_controllers:nan", r"returned \[nan, 0.0\] of shape \(2,\); expected 2 finite numbers"),
+        (POINTS[1], "own_controllers:words", "returned 'left' of shape .*; expected 2 finite numbers"),
+        (POINTS[1], "own_controllers:fails", "own_controllers:fails failed: ValueError: no idea"),
+        (POINTS[1], "own_controllers:leaves", "own_controllers:leaves failed: SystemExit"),
+        ("CartPole-v1", "own_controllers:far", "returned 2 of shape .*; expected an integer from 0 to 1"),
+        (POINTS[1], "own-controllers:steer", "no such run or checkpoint; expected one, or random, scripted or module"),
+    ],
+)
+def test_a_controller_that_does_not_work_is_one_message(own_module, env_id, policy, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        collect_dataset(env_id, policy, episodes=1)
+    assert str(error.value).startswith("--policy ")
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_line_takes_a_controller_and_asks_before_overwriting(own_module, monkeypatch, capsys):
+    def run(*options: str) -> tuple[int, str, str]:
+        arguments = ("--env", POINTS[0], "--policy", f"{own_module}:steer", "--episodes", "1", "-o", "demos.npz")
+        monkeypatch.setattr(sys, "argv", ["rl-training", "data", "collect", *arguments, *options])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    assert run()[0] == 0
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert err == "error: demos.npz: exists already; expected another name, or --overwrite to replace it\n"
+    for option in ("--overwrite", "-y"):
+        assert run(option)[0] == 0
+
+
 def test_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 

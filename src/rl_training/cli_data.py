@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rl_training.cli_help import PlainCommand
 from rl_training.config import parse_overrides
 from rl_training.errors import ConfigError, DatasetError, shown
+from rl_training.json_output import to_json
 
-data_app = typer.Typer(no_args_is_help=True, help="Inspect, convert and collect datasets.")
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect, convert and collect datasets.")
 
 _PLACE = "npz, pt, hdf5 or parquet by its ending, or minari:ID"
 _KINDS = "npz, pt, hdf5, parquet or minari"
 
-EnvOption = Annotated[str | None, typer.Option("--env", help="The environment that the data comes from.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", "-y", help="Replace a file that exists, without asking.")]
+EnvOption = Annotated[
+    str | None, typer.Option("--env", help="The environment that the data comes from.", metavar="ENV_ID")
+]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="An argument of the environment.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option("--set", help="An argument of the environment; may be given many times.", metavar="KEY=VALUE"),
 ]
 KindOption = Annotated[
     str | None, typer.Option("--kind", help=f"The format ({_KINDS}), if the name does not tell it.", metavar="KIND")
@@ -37,15 +42,15 @@ TrustOption = Annotated[
 ]
 
 
-@data_app.command()
+@data_app.command(cls=PlainCommand)
 def inspect(
-    file: Annotated[str, typer.Argument(help=f"A dataset: {_PLACE}.")],
+    file: Annotated[str, typer.Argument(help=f"A dataset: {_PLACE}.", metavar="FILE")],
     env: EnvOption = None,
     set_: SetOption = None,
     kind: KindOption = None,
     rename: RenameOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if an error is found.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Show what is in a dataset, and what is wrong with it."""
     from rl_training.tools.datasets import read_dataset
@@ -57,34 +62,29 @@ def inspect(
     except DatasetError as error:
         raise DatasetError(f"{file}: {error}") from None
     if json_:
-        print(json.dumps({"file": file, "env_id": env, **report.to_json()}))
+        print(to_json({"file": file, "env_id": env, **report.to_json()}))
     else:
         print("\n".join(map(shown, report.lines())))
     if strict and not report.is_sane:
         raise typer.Exit(2)
 
 
-@data_app.command()
+@data_app.command(cls=PlainCommand)
 def convert(
-    source: Annotated[str, typer.Argument(help=f"A dataset: {_PLACE}.", metavar="A")],
-    target: Annotated[str, typer.Argument(help=f"What to write: {_PLACE}.", metavar="B")],
+    source: Annotated[str, typer.Argument(help=f"A dataset: {_PLACE}.", metavar="SOURCE")],
+    target: Annotated[str, typer.Argument(help=f"What to write: {_PLACE}.", metavar="TARGET")],
     repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired safely, and say what.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", "-y", help="Replace B without asking.")] = False,
+    overwrite: OverwriteOption = False,
     env: EnvOption = None,
     set_: SetOption = None,
     kind: KindOption = None,
     rename: RenameOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Copy a dataset from one format into another."""
-    from rl_training.tools.datasets import check_target, convert_dataset
+    from rl_training.tools.datasets import convert_dataset
 
-    existing = check_target(target)
-    if existing is not None and not overwrite:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise DatasetError(f"{existing}: exists already; expected another name, or --overwrite to replace it")
-        if not typer.confirm(f"{shown(existing)} exists already. Replace it?", err=True):
-            raise DatasetError(f"{existing}: exists already and was not replaced")
+    _confirm_target(target, overwrite)
     path, rows, notes = convert_dataset(
         source,
         target,
@@ -95,7 +95,7 @@ def convert(
         rename=_parse_rename(rename),
     )
     if json_:
-        print(json.dumps({"path": str(path), "transitions": rows, "repairs": notes}))
+        print(to_json({"path": str(path), "transitions": rows, "repairs": notes}))
         return
     for note in notes:
         print(note)
@@ -104,29 +104,42 @@ def convert(
     print(f"{rows:,} transitions in {shown(path)}")
 
 
-@data_app.command()
+@data_app.command(cls=PlainCommand)
 def collect(
-    policy: Annotated[str, typer.Option(help="A run or checkpoint, random, or scripted.")],
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")],
-    output: Annotated[str, typer.Option("--output", "-o", help=f"What to write: {_PLACE}.")],
-    env: Annotated[str | None, typer.Option("--env", help="The environment; unset, that of the run.")] = None,
-    noise: Annotated[float, typer.Option(min=0, help="Std of noise on actions; discrete: share at random.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="A run or checkpoint, random, scripted, or a function of your own: module:function.", metavar="POLICY"
+        ),
+    ],
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.", metavar="N")],
+    output: Annotated[str, typer.Option("--output", "-o", help=f"What to write: {_PLACE}.", metavar="FILE")],
+    overwrite: OverwriteOption = False,
+    env: Annotated[
+        str | None, typer.Option("--env", help="The environment; unset: that of the run.", metavar="ENV_ID")
+    ] = None,
+    noise: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Std of the noise on actions in [-1, 1]; discrete: share of random ones.", metavar="STD"
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.", metavar="N")] = 0,
     set_: SetOption = None,
     trust: TrustOption = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Play episodes and write them to a dataset."""
     from rl_training.data.dataset_loaders import write_transitions
     from rl_training.envs.consent import trust_all_runs
-    from rl_training.tools.datasets import check_target, collect_dataset
+    from rl_training.tools.datasets import collect_dataset
 
     if trust:
         trust_all_runs()
-    check_target(output)
+    _confirm_target(output, overwrite)
     dataset, env_spec = collect_dataset(
         env,
-        policy if policy in ("random", "scripted") else Path(policy),
+        policy,
         episodes=episodes,
         noise=noise,
         seed=seed,
@@ -142,10 +155,23 @@ def collect(
             "episodes": len(returns),
             "transitions": len(dataset),
         }
-        print(json.dumps({**answer, "mean_return": float(returns.mean())}))
+        print(to_json({**answer, "mean_return": float(returns.mean())}))
         return
     print(f"{len(dataset):,} transitions of {len(returns):,} episodes in {shown(path)}")
     print(f"mean return    {returns.mean():.2f} (std {returns.std():.2f})")
+
+
+def _confirm_target(target: str, overwrite: bool) -> None:
+    """Refuse a target that cannot be written, and ask before a file is replaced."""
+    from rl_training.tools.datasets import check_target
+
+    existing = check_target(target)
+    if existing is None or overwrite:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise DatasetError(f"{existing}: exists already; expected another name, or --overwrite to replace it")
+    if not typer.confirm(f"{shown(existing)} exists already. Replace it?", err=True):
+        raise DatasetError(f"{existing}: exists already and was not replaced")
 
 
 def _parse_rename(options: list[str] | None) -> dict[str, str]:

@@ -86,7 +86,7 @@ class TrainConfig(Settings):
         1, ge=1, le=1024, description="torch threads; more than one helps only if no other process needs the cores"
     )
     num_envs: int = Field(1, ge=1, le=4096, description="environments that collect data together")
-    eval_episodes: int = Field(20, ge=1, description="episodes of one evaluation")
+    eval_episodes: int = Field(20, ge=1, le=1_000_000, description="episodes of one evaluation")
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict,
         description="arguments of the environment, and this package's keys such as wrappers.reward",
@@ -114,6 +114,7 @@ def parse_overrides(overrides: Iterable[str], values: dict[str, Any] | None = No
 
 def parse_config(values: Mapping[str, Any], where: str = "config") -> TrainConfig:
     """Validate a mapping as a ``TrainConfig``."""
+    _require_text(values, where)
     return parse_settings(TrainConfig, values, where=where)
 
 
@@ -135,6 +136,19 @@ def check_settings(
         return settings_type.model_validate(dict(values)), []
     except ValidationError as error:
         return None, _explain(error, settings_type, prefix)
+
+
+def _require_text(value: Any, where: str, key: str = "") -> None:
+    """Refuse texts that no file system takes as a path, in any setting."""
+    if isinstance(value, (str, Path)) and any(char == "\0" or "\ud800" <= char <= "\udfff" for char in str(value)):
+        raise ConfigError(f"{where}: {key} = {shown(value)}: expected a text without NUL and surrogate characters")
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    for name, part in parts:
+        _require_text(part, where, f"{key}.{name}" if key else str(name))
 
 
 def unknown_key(key: str, names: Iterable[str], prefix: str = "") -> str:

@@ -23,16 +23,18 @@ from rl_training.types import Batch, Metrics, Observation, SpaceSpec, flatten_go
 class LearnerSettings(Settings):
     """Settings of every learner."""
 
-    hidden_sizes: tuple[int, ...] = Field((256, 256), min_length=1, description="units of each hidden layer")
-    batch_size: int = Field(256, ge=1, description="transitions of one update")
+    hidden_sizes: tuple[int, ...] = Field(
+        (256, 256), min_length=1, max_length=64, description="units of each hidden layer"
+    )
+    batch_size: int = Field(256, ge=1, le=2**24, description="transitions of one update")
     learning_rate: float = Field(3e-4, gt=0, description="learning rate of every optimiser without a separate setting")
     max_grad_norm: float | None = Field(None, gt=0, description="clip each optimiser's gradient to this norm")
     normalize_observations: bool = Field(False, description="scale observations by their running mean and std")
 
     @model_validator(mode="after")
-    def _positive_sizes(self) -> LearnerSettings:
-        if any(size < 1 for size in self.hidden_sizes):
-            raise ValueError(f"hidden_sizes = {list(self.hidden_sizes)}: expected sizes of at least 1")
+    def _sensible_sizes(self) -> LearnerSettings:
+        if not all(1 <= size <= 2**20 for size in self.hidden_sizes):
+            raise ValueError(f"hidden_sizes = {list(self.hidden_sizes)}: expected sizes from 1 to {2**20:,}")
         return self
 
 

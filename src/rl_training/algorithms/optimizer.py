@@ -22,6 +22,9 @@ class FusedAdam(torch.optim.Adam):
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float | Tensor, *, capturable: bool = False) -> None:
         super().__init__(parameters, lr=lr, fused=True, capturable=capturable)
 
+    # PyTorch's wrapper around this method imports torch._dynamo, which takes seconds; only torch.compile needs it.
+    add_param_group = getattr(torch.optim.Adam.add_param_group, "__wrapped__", torch.optim.Adam.add_param_group)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the moments."""
         super().load_state_dict(state_dict)

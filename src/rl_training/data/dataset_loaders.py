@@ -59,7 +59,7 @@ class DatasetSettings(Settings):
     )
     dataset_id: str | None = Field(None, description="a Minari dataset")
     dataset_download: bool = Field(False, description="download the Minari dataset if it is not on this machine")
-    dataset_size: int = Field(10_000, ge=1, description="transitions that random play collects")
+    dataset_size: int = Field(10_000, ge=1, le=2**40, description="transitions that random play collects")
     dataset_top_fraction: float = Field(
         1.0, gt=0, le=1, description="keep this share of the episodes, those with the highest returns"
     )

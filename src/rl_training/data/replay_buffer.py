@@ -23,6 +23,7 @@ class ReplaySettings(Settings):
     buffer_capacity: int = Field(
         1_000_000,
         ge=1,
+        le=2**40,
         description="transitions kept; the oldest are removed first; hindsight needs T + 1 rows for T steps",
     )
 

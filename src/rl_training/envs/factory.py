@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any, Literal
 
@@ -183,8 +183,15 @@ def _vector_size(space: gym.Space[Any], what: str) -> int:
 @contextmanager
 def _module_folder(env_id: str) -> Iterator[None]:
     """Make the current folder importable, after all others, while the module of an ``env_id`` is imported."""
+    with importable_working_folder() if env_module(env_id) is not None else nullcontext():
+        yield
+
+
+@contextmanager
+def importable_working_folder() -> Iterator[None]:
+    """Make the current folder importable, after all others, for code that the user named."""
     folder = os.getcwd()
-    if env_module(env_id) is None or folder in sys.path:
+    if folder in sys.path:
         yield
         return
     sys.path.append(folder)

@@ -86,12 +86,18 @@ def resume_experiment(
         result = resume(run_dir, _with_progress(callbacks, progress_bar), overrides=overrides, dataset=dataset)
     if before is not None and (before.global_step, before.update_count) == (result.global_step, result.update_count):
         warnings.warn(
-            f"nothing was left to do: the run is complete at {result.global_step:,} steps; a larger total_timesteps"
-            " makes it longer",
+            f"nothing to do: the run is complete at {result.global_step:,} steps; {_longer(result)}",
             stacklevel=2,
         )
     _report(result)
     return result
+
+
+def _longer(result: TrainResult) -> str:
+    """Return what makes a run longer that has nothing left to do."""
+    if result.stop_reason == "max_updates":
+        return f"a larger algo_kwargs.max_updates makes it longer, now {result.update_count}"
+    return f"a larger total_timesteps makes it longer, e.g. total_timesteps={2 * result.global_step}"
 
 
 def load_policy(path: Path, device: str = "cpu") -> tuple[Learner, TrainConfig, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,9 +14,9 @@ from rl_training.envs.goals import episode_success
 from rl_training.envs.play import play
 from rl_training.envs.reference_scores import normalized_score, reference_scores
 from rl_training.runtime.health import require_finite_step
+from rl_training.seeding import Stream, episode_seeds
 from rl_training.types import Observation
 
-_EVALUATION = 2**20  # seed-stream id for evaluation; larger than any environment index
 _NAME = "the environment of the evaluation"
 
 
@@ -72,8 +73,7 @@ class Evaluator:
         self.env.close()
 
     def _seeds(self) -> Iterator[int]:
-        for episode in range(self.episodes):
-            yield int(np.random.SeedSequence([self.seed, _EVALUATION, episode]).generate_state(1)[0])
+        return itertools.islice(episode_seeds(self.seed, Stream.EVALUATION), self.episodes)
 
 
 def _batch_of_one(observation: Observation) -> Observation:

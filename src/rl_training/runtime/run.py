@@ -92,6 +92,10 @@ def resume(
     with lock_run(run_dir):
         trainer.restore()
         if overrides:
+            if config.total_timesteps < (step := trainer.state.global_step):
+                raise ConfigError(
+                    f"total_timesteps = {config.total_timesteps}: the run has {step} steps already; expected more"
+                )
             write_durably(run_dir / "config.yaml", config.to_yaml())
         return run_to_end(trainer, run_dir)
 
@@ -165,7 +169,7 @@ def _assemble(
 
 def _new_run_dir(config: TrainConfig, output_dir: Path, run_name: str | None) -> Path:
     """Make ``<output_dir>/<name>-s<seed>-<time>`` with the configuration in it."""
-    name = re.sub(r"[^\w.-]+", "-", run_name or f"{config.algo}-{config.env_id or 'offline'}")
+    name = re.sub(r"[^\w.=+-]+", "-", run_name or f"{config.algo}-{config.env_id or 'offline'}")
     stem = f"{name}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

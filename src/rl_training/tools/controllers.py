@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.errors import ConfigError, did_you_mean
+from rl_training.envs.factory import importable_working_folder
+from rl_training.envs.guarded import describe
+from rl_training.errors import ConfigError, did_you_mean, shown
+from rl_training.types import SpaceSpec
 
 Array = NDArray[Any]
 Controller = Callable[[dict[str, Array]], Array]
@@ -20,9 +25,57 @@ def scripted_controller(env_id: str) -> Controller:
         known = ", ".join(_CONTROLLERS)
         raise ConfigError(
             f"--policy scripted: there is no controller for {env_id!r}{did_you_mean(env_id, _CONTROLLERS)};"
-            f" expected one of {known}, or a trained run"
+            f" expected one of {known}, a trained run, or a function of your own, written module:function"
         )
     return _CONTROLLERS[env_id]
+
+
+def names_function(policy: str) -> bool:
+    """Return whether a policy is written ``module:function``."""
+    return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", policy) is not None
+
+
+def own_controller(policy: str, spec: SpaceSpec) -> Callable[[Any], Array]:
+    """Import the user's controller ``module:function`` and check every action that it returns.
+
+    The function takes one observation and returns an action in the environment's units. A continuous action beyond the
+    environment's bounds is clipped to them.
+    """
+    module_name, _, name = policy.partition(":")
+    try:
+        with importable_working_folder():
+            module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
+        raise ConfigError(f"--policy {policy}: module {module_name!r} cannot be imported: {describe(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        found = "no such function" if function is None else f"expected a function, found {type(function).__name__}"
+        raise ConfigError(f"--policy {policy}: {found} in the module {module_name!r}{did_you_mean(name, functions)}")
+
+    def act(observation: Any) -> Array:
+        try:
+            action = np.asarray(function(observation))
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"--policy {policy} failed: {describe(error)}") from error
+        return _checked_action(action, spec, policy)
+
+    return act
+
+
+def _checked_action(action: Array, spec: SpaceSpec, policy: str) -> Array:
+    """Return an action as the environment takes it, or say what is wrong with it."""
+    if spec.num_actions is not None:
+        if action.ndim == 0 and action.dtype.kind in "biu" and 0 <= int(action) < spec.num_actions:
+            return action.astype(np.int64)
+        expected = f"an integer from 0 to {spec.num_actions - 1}"
+    else:
+        if action.shape == (spec.action_dim,) and action.dtype.kind in "biuf" and np.isfinite(action).all():
+            return np.clip(action, *spec.action_bounds).astype(np.float32)
+        expected = f"{spec.action_dim} finite number{'s' if spec.action_dim > 1 else ''} in a list or an array"
+    found = shown(repr(action.tolist()))
+    found = found if len(found) <= 60 else f"{found[:57]}..."
+    raise ConfigError(f"--policy {policy} returned {found} of shape {action.shape}; expected {expected}")
 
 
 def _steer_point(observation: dict[str, Array]) -> Array:

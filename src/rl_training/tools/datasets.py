@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -27,14 +28,13 @@ from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import extract_goal_parts, is_goal_space
 from rl_training.envs.play import play
 from rl_training.errors import ConfigError, DatasetError
-from rl_training.tools.controllers import scripted_controller
+from rl_training.seeding import Stream, episode_seeds
+from rl_training.tools.controllers import names_function, own_controller, scripted_controller
 from rl_training.tools.repair import repair_transitions
 from rl_training.types import SpaceSpec
 
 Array = NDArray[Any]
 Policy = Callable[[Any], Array]
-
-_COLLECTION = 2**21  # seed-stream id of collected datasets; training and evaluation use others
 
 
 def convert_dataset(
@@ -110,9 +110,9 @@ def collect_dataset(
     """Play whole episodes and return them as a dataset, with the specification of their environment.
 
     Args:
-        env_id: the environment; None: that of the run.
-        policy: ``random``, ``scripted`` (the environment's hand-written controller, if there is one), or a run or
-            checkpoint, whose actions are deterministic except for the noise.
+        env_id: the environment; None takes that of the run.
+        policy: ``random``, ``scripted`` (the environment's hand-written controller, where there is one), a function of
+            one's own, written ``module:function``, or a run or checkpoint. Only random actions and noise are drawn.
         episodes: how many episodes to play.
         noise: std of the noise on actions in [-1, 1]; for discrete actions the share of random ones.
         seed: the seed of all random numbers.
@@ -124,12 +124,14 @@ def collect_dataset(
     if noise > 0 and str(policy) == "random":
         raise ConfigError(f"--noise {noise} with --policy random: its actions are random already; expected no --noise")
     learner = None
-    if str(policy) not in ("random", "scripted"):
+    own = names_function(str(policy)) and not Path(policy).exists()
+    if str(policy) not in ("random", "scripted") and not own:
         from rl_training.experiment.manager import load_policy
 
         if not Path(policy).exists():
             raise ConfigError(
-                f"--policy {str(policy)!r}: no such run or checkpoint; expected one, or random or scripted"
+                f"--policy {str(policy)!r}: no such run or checkpoint;"
+                " expected one, or random, scripted or module:function"
             )
         learner, config, _ = load_policy(Path(policy))
         if env_id is None or (env_id == config.env_id and not env_kwargs):
@@ -143,6 +145,8 @@ def collect_dataset(
         if spec.is_discrete and noise > 1:
             raise ConfigError(f"--noise {noise}: the share of random actions; expected a number from 0 to 1")
         rng = np.random.default_rng([seed, _COLLECTION])
+        if own:
+            controller = own_controller(str(policy), spec)
         if controller is not None:
             act: Policy = _noisy(controller, spec, noise, rng)
         elif learner is None:
@@ -197,12 +201,12 @@ def _play(env: gym.Env[Any, Any], act: Policy, episodes: int, seed: int, progres
         return {f"{prefix}{name}": np.array(array) for name, array in zip(names, arrays, strict=True)}
 
     def choose(observation: Any) -> Any:
+        row = parts(observation)  # copied first: the policy and the environment may reuse the arrays
         action = np.array(act(observation))
-        # The row is recorded before the step: the environment may reuse the arrays of the observation.
-        add(actions=action, **parts(observation))
+        add(actions=action, **row)
         return action if action.ndim else action[()]
 
-    seeds = (int(np.random.SeedSequence([seed, _COLLECTION, i]).generate_state(1)[0]) for i in range(episodes))
+    seeds = itertools.islice(episode_seeds(seed, Stream.DATA_COLLECTION), episodes)
     with _progress(episodes, progress_bar) as advance:
         for step in play(env, choose, seeds):
             add(rewards=step.reward, terminated=step.terminated, truncated=step.truncated)
