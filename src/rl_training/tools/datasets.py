@@ -28,7 +28,7 @@ from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import extract_goal_parts, is_goal_space
 from rl_training.envs.play import play
 from rl_training.errors import ConfigError, DatasetError
-from rl_training.seeding import Stream, episode_seeds
+from rl_training.seeding import Stream, episode_seeds, stream_generator
 from rl_training.tools.controllers import names_function, own_controller, scripted_controller
 from rl_training.tools.repair import repair_transitions
 from rl_training.types import SpaceSpec
@@ -144,7 +144,7 @@ def collect_dataset(
         spec = space_spec(env)
         if spec.is_discrete and noise > 1:
             raise ConfigError(f"--noise {noise}: the share of random actions; expected a number from 0 to 1")
-        rng = np.random.default_rng([seed, _COLLECTION])
+        rng = stream_generator(seed, Stream.DATA_COLLECTION)
         if own:
             controller = own_controller(str(policy), spec)
         if controller is not None:
