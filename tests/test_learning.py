@@ -111,8 +111,8 @@ def mean_success(folder: Path, algo: str, steps: int, seeds: int = 2, **algo_kwa
 def test_demonstrations_give_hindsight_a_start(tmp_path, demonstrations, with_prior):
     options = {"backend": "td3", "gamma": 0.95, "tau": 0.05, "learning_starts": 100, "gradient_updates_per_step": 4}
     prior = {"dataset_path": demonstrations, "bc_weight": 1.0} if with_prior else {}
-    success = mean_success(tmp_path, "her", 650, seeds=4, random_action_prob=0.2, **options, **prior)
-    assert success >= 0.5 if with_prior else success <= 0.3
+    success = mean_success(tmp_path, "her", 380, seeds=5, random_action_prob=0.2, **options, **prior)
+    assert success >= 0.6 if with_prior else success <= 0.4  # 0.83 and 0.29 when this was written
 
 
 @pytest.mark.parametrize("with_prior", [True, False])

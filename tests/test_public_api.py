@@ -109,7 +109,7 @@ def test_a_dataset_in_memory_takes_the_place_of_a_file(tmp_path):
     small = {"hidden_sizes": [8], "batch_size": 8}
     model = BC({**values, "algo_kwargs": small})
     straight = model.learn(dataset=pendulum_rows())
-    broken = model.learn(dataset=pendulum_rows(), callbacks=[StopAt(12)])
+    broken = model.learn(dataset=pendulum_rows(), callbacks=[StopAt(12)], reset=True)
     assert broken.status == "interrupted"
     with pytest.raises(DatasetError, match="dataset_path"):
         model.resume(broken.run_dir)

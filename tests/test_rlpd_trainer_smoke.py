@@ -60,6 +60,14 @@ def rlpd(tiny_config, file):
     return make
 
 
+def test_training_on_a_pt_file_equals_training_on_the_same_npz_file(rlpd, file, tmp_path):
+    from rl_training.data import load_transition_dataset
+
+    saved = write_transitions(load_transition_dataset(file), tmp_path / "pendulum.pt")
+    results = [train_rlpd(rlpd(algo_kwargs={"dataset_path": str(path)})) for path in (file, saved)]
+    assert results[0].metrics == results[1].metrics
+
+
 class Watch(Callback):
     """Looks at what the loop put together, and at where it stands after every step."""
 
