@@ -34,6 +34,11 @@ class StopAt(Callback):
             trainer.state.stop("interrupted by a test")
 
 
+# A process that ignores SIGHUP, as under nohup, passes that on to the commands that the tests start.
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def command_group():
     """Return a function that starts the command line in a process group of its own, which is gone after the test."""
