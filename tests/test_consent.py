@@ -32,7 +32,9 @@ class Folder:
             "XDG_CONFIG_HOME": str(path / "config"),
         }
 
-    def run(self, *arguments: object, code: int = 0, imported: bool | None = None) -> subprocess.CompletedProcess[str]:
+    def check_run(
+        self, *arguments: object, code: int = 0, imported: bool | None = None
+    ) -> subprocess.CompletedProcess[str]:
         (self.path / "imported").unlink(missing_ok=True)
         command = [sys.executable, "-m", "rl_training", *map(str, arguments)]
         done = subprocess.run(command, cwd=self.path, env=self.environment, capture_output=True, text=True)
@@ -43,7 +45,9 @@ class Folder:
         return done
 
     def train(self) -> Path:
-        self.run("train", "her/point_goal", *tiny("env_id=my_task:Mine-v0"), "--output-dir", "runs", imported=True)
+        self.check_run(
+            "train", "her/point_goal", *tiny("env_id=my_task:Mine-v0"), "--output-dir", "runs", imported=True
+        )
         (run_dir,) = (self.path / "runs").iterdir()
         return run_dir
 
@@ -68,23 +72,23 @@ def test_a_strangers_run_imports_nothing_without_consent(mine, tmp_path, command
     me = Folder(tmp_path / "me")
     run_dir = shutil.copytree(theirs, me.path / "received")
     arguments = [run_dir if part == "RUN" else part for part in COMMANDS[command]]
-    err = me.run(*arguments, code=2, imported=False).stderr
+    err = me.check_run(*arguments, code=2, imported=False).stderr
     assert err.startswith("error: ")
     for word in (str(run_dir), "'my_task:Mine-v0'", "--trust", "trusted.txt"):
         assert word in err
-    me.run(*arguments, "--trust", imported=True)
+    me.check_run(*arguments, "--trust", imported=True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ones_own_run_needs_no_consent(mine, command) -> None:
     folder, run_dir = mine
-    folder.run(*[run_dir if part == "RUN" else part for part in COMMANDS[command]], imported=True)
+    folder.check_run(*[run_dir if part == "RUN" else part for part in COMMANDS[command]], imported=True)
 
 
 def test_a_copy_of_ones_own_run_is_not_trusted(mine) -> None:
     folder, run_dir = mine
     copy = shutil.copytree(run_dir, folder.path / "copy")
-    folder.run("evaluate", copy, "--episodes", 1, code=2, imported=False)
+    folder.check_run("evaluate", copy, "--episodes", 1, code=2, imported=False)
 
 
 def test_an_edited_module_is_not_trusted(mine, tmp_path) -> None:
@@ -93,7 +97,7 @@ def test_an_edited_module_is_not_trusted(mine, tmp_path) -> None:
     text = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(text.replace("my_task:", "other_task:"))
     try:
-        folder.run("resume", run_dir, code=2, imported=False)
+        folder.check_run("resume", run_dir, code=2, imported=False)
     finally:
         (run_dir / "config.yaml").write_text(text)
 
@@ -103,21 +107,21 @@ def test_a_list_of_modules_is_consent(mine, tmp_path) -> None:
     me = Folder(tmp_path / "me")
     (me.path / "config" / "rl_training").mkdir(parents=True)
     (me.path / "config" / "rl_training" / "trusted.txt").write_text("numpy\nmy_task\n")
-    me.run("evaluate", theirs, "--episodes", 1, imported=True)
+    me.check_run("evaluate", theirs, "--episodes", 1, imported=True)
 
 
 def test_report_and_predict_never_import(mine, tmp_path) -> None:
     _, theirs = mine
     me = Folder(tmp_path / "me")
-    me.run("report", theirs, "-o", "page.html", imported=False)
+    me.check_run("report", theirs, "-o", "page.html", imported=False)
     (me.path / "obs.jsonl").write_text("")
-    me.run("predict", theirs, "--obs", "obs.jsonl", imported=False)
+    me.check_run("predict", theirs, "--obs", "obs.jsonl", imported=False)
 
 
 def test_a_home_that_cannot_be_written_does_not_matter(tmp_path) -> None:
     folder = Folder(tmp_path / "me")
     folder.environment["XDG_STATE_HOME"] = "/dev/null/state"
-    folder.run("evaluate", folder.train(), "--episodes", 1, code=2, imported=False)
+    folder.check_run("evaluate", folder.train(), "--episodes", 1, code=2, imported=False)
 
 
 @pytest.mark.parametrize("name", ["gymnasium", "torch", "yaml", "typer", "numpy", "signal", "json"])
@@ -126,7 +130,7 @@ def test_modules_of_the_current_folder_do_not_replace_installed_ones(tmp_path, n
     (folder.path / f"{name}.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
     for command in (("doctor",), ("presets",), ("check-env", "my_task:Mine-v0")):
         (folder.path / "my_task.py").write_text(TASK.replace('pathlib.Path("imported").touch()', ""))
-        folder.run(*command, imported=False)
+        folder.check_run(*command, imported=False)
 
 
 def test_the_current_folder_is_on_the_path_only_for_the_module(tmp_path, monkeypatch) -> None:
@@ -147,6 +151,6 @@ def test_the_current_folder_is_on_the_path_only_for_the_module(tmp_path, monkeyp
 
 def test_a_module_that_is_missing_its_registration_is_named(tmp_path) -> None:
     folder = Folder(tmp_path / "me")
-    err = folder.run("check-env", "my_task:Qxz-v7", code=2).stderr
+    err = folder.check_run("check-env", "my_task:Qxz-v7", code=2).stderr
     assert "no such environment; the module 'my_task' does not register it" in err
-    assert "for your own environment write module:Name" in folder.run("check-env", "Qxzzz", code=2).stderr
+    assert "for your own environment write module:Name" in folder.check_run("check-env", "Qxzzz", code=2).stderr
