@@ -948,7 +948,7 @@ def test_control_characters_of_an_argument_do_not_reach_the_terminal(run: Run) -
 
 def test_a_bug_is_one_message_with_its_traceback_in_a_file(run: Run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(cli, "preset_names", lambda: 1 / 0)
+    monkeypatch.setattr("rl_training.cli.lookup.preset_names", lambda: 1 / 0)
     answer = run("presets")
     assert answer.code == 1
     assert answer.err.startswith("error: unexpected ZeroDivisionError: division by zero (test_cli.py, line ")

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rl_training.cli_help import PlainCommand
+from rl_training.cli.help import PlainCommand
+from rl_training.cli.options import JsonOption, SetOption, TrustOption
 from rl_training.config import parse_overrides
 from rl_training.errors import ConfigError, DatasetError, shown
 from rl_training.json_output import to_json
@@ -17,14 +18,9 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspec
 _PLACE = "npz, pt, hdf5 or parquet by its ending, or minari:ID"
 _KINDS = "npz, pt, hdf5, parquet or minari"
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", "-y", help="Replace a file that exists, without asking.")]
 EnvOption = Annotated[
     str | None, typer.Option("--env", help="The environment that the data comes from.", metavar="ENV_ID")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="An argument of the environment; may be given many times.", metavar="KEY=VALUE"),
 ]
 KindOption = Annotated[
     str | None, typer.Option("--kind", help=f"The format ({_KINDS}), if the name does not tell it.", metavar="KIND")
@@ -36,9 +32,6 @@ RenameOption = Annotated[
         help="Read an array of another name, e.g. sensor=observations; may be given many times.",
         metavar="NAME=KEY",
     ),
-]
-TrustOption = Annotated[
-    bool, typer.Option("--trust", help="Import the module that the run's env_id names, though the run is not yours.")
 ]
 
 

@@ -1,0 +1,21 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="An argument of the environment; may be given many times.", metavar="KEY=VALUE"),
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Import the module that the run's env_id names, though the run is not yours.")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or auto.", metavar="DEVICE")]
+PolicyArgument = Annotated[
+    Path, typer.Argument(help="A run (its best checkpoint is taken) or a checkpoint.", metavar="RUN|CHECKPOINT")
+]

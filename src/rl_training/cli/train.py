@@ -1,0 +1,226 @@
+"""``rl-training train`` and ``resume``."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rl_training.cli.options import DeviceOption, JsonOption, TrustOption
+from rl_training.config import preset_names
+from rl_training.errors import ConfigError, shown
+from rl_training.interrupts import asked_to_stop
+from rl_training.json_output import to_json
+
+_SEED_TABLE = {"eval/success_rate": "success rate", "eval/mean_reward": "mean return"}
+"""The metrics of the table after ``--seeds``, with their names there. More is better for all of them."""
+
+_NAME_LENGTH = 38
+"""How long preset and changes may get in a folder's name; seed and time add about 20 characters."""
+
+
+def train(
+    config: Annotated[
+        str, typer.Argument(help="A preset, such as her/point_reach, or a YAML file.", metavar="PRESET|FILE")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any key, such as algo_kwargs.batch_size=128; may be given many times.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.", metavar="N")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Several runs, one after another: 0-4 or 0,3,7.", metavar="SEEDS")
+    ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(help="A run or checkpoint whose policy to improve by playing in the environment.", metavar="PATH"),
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Folder in which the run's folder is made.", metavar="FOLDER")
+    ] = None,
+    device: DeviceOption = None,
+    resume_auto: Annotated[
+        bool, typer.Option("--resume-auto", help="Continue the run of this configuration in the output folder.")
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Train a policy."""
+    from rl_training.experiment.manager import train_experiment, train_or_resume
+    from rl_training.runtime.settings import read_config
+
+    if seed is not None and seeds is not None:
+        raise ConfigError("--seed and --seeds exclude each other")
+    given = {"seed": seed, "output_dir": output_dir, "device": device}
+    # An offline algorithm goes online when it starts from a policy, unless --set says otherwise.
+    start = []
+    if init_from is not None:
+        start = ["algo_kwargs.online=true", f"algo_kwargs.init_from={to_json(str(init_from.resolve()))}"]
+    overrides = [
+        *start,
+        *(set_ or []),
+        *(
+            f"{key}={to_json(str(value) if key != 'seed' else value)}"
+            for key, value in given.items()
+            if value is not None
+        ),
+    ]
+    configs = [read_config(config, [*overrides, *([f"seed={s}"] if seeds else [])]) for s in _parse_seeds(seeds)]
+    name = _run_name(config if config in preset_names() else Path(config).stem, set_ or [])
+    results = []
+    for run_config in configs:
+        result = (train_or_resume if resume_auto else train_experiment)(run_config, name=name, progress_bar=True)
+        results.append(result)
+        if not json_:
+            _print_result(result)
+        if result.status == "interrupted" or asked_to_stop():
+            break
+    answers = [result.to_json() for result in results]
+    if json_:
+        print(to_json(answers[0] if seeds is None else {"runs": answers, **_over_seeds(answers)}))
+    elif seeds is not None:
+        _print_seed_table([answer for answer in answers if answer["status"] != "interrupted"])
+    if results[-1].status == "interrupted" or asked_to_stop():
+        raise typer.Exit(3)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A changed key, such as total_timesteps=20000; may be given many times.", metavar="KEY=VALUE"
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check on a copy that resuming is exact; the run is not changed.")
+    ] = False,
+    trust: TrustOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Continue a run from its latest checkpoint."""
+    from rl_training.envs.consent import trust_all_runs
+    from rl_training.experiment.manager import resume_experiment
+
+    if trust:
+        trust_all_runs()
+    if verify:
+        if set_:
+            raise ConfigError("--set and --verify exclude each other: --verify repeats the run as it is")
+        _verify(run, json_)
+        return
+    result = resume_experiment(run, progress_bar=True, overrides=set_ or [])
+    if json_:
+        print(to_json(result.to_json()))
+    else:
+        _print_result(result)
+    if result.status == "interrupted" or asked_to_stop():
+        raise typer.Exit(3)
+
+
+def _verify(run: Path, json_: bool) -> None:
+    """Print whether a run can be resumed exactly; exit with 1 where it cannot."""
+    from rl_training.tools.verification import verify_run
+
+    found = verify_run(run)
+    if json_:
+        print(to_json(found.to_json()))
+    else:
+        print(found.grade)
+        print(f"from           {found.start}")
+        print(f"to             {found.end}" + (" (beyond the run, twice)" if found.method == "stretch" else ""))
+        print(f"sha256         {found.sha256}")
+        for difference in found.differences[:20]:
+            print(f"differs        {difference}")
+        if len(found.differences) > 20:
+            print(f"               and {len(found.differences) - 20} more")
+        for reason in found.reasons:
+            print(f"reason         {reason}")
+        for damage in found.damage:
+            print(f"damaged        {shown(damage)}")
+    if found.differences:
+        raise typer.Exit(1)
+
+
+def _run_name(name: str, changes: list[str]) -> str:
+    """Return the name of a run: the preset or file, and what ``--set`` changed, as far as it fits."""
+    values = dict[str, str]()
+    for change in changes:
+        key, _, text = change.partition("=")
+        if key.strip() not in ("seed", "output_dir"):
+            last = text.strip(" '\"[]{}/").rpartition("/")[2]  # of a path or an environment's id
+            values[key.strip().rpartition(".")[2]] = re.sub(r"[^\w.-]+", "-", last)
+    left_out = 0
+    for key, text in values.items():
+        part = f"-{key}={text}"
+        if len(name) + len(part) <= _NAME_LENGTH:
+            name += part
+        else:
+            left_out += 1
+    return f"{name}+{left_out}" if left_out else name
+
+
+def _parse_seeds(text: str | None) -> list[int]:
+    """Read ``0-4`` or ``0,3,7``."""
+    if text is None:
+        return [0]
+    if match := re.fullmatch(r"(\d+)-(\d+)", text):
+        first, last = int(match[1]), int(match[2])
+        if first <= last < first + 1000:
+            return list(range(first, last + 1))
+    if re.fullmatch(r"\d+(,\d+)*", text):
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    raise ConfigError(f"--seeds {text!r}: expected a range such as 0-4 or a list such as 0,3,7")
+
+
+def _over_seeds(answers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the mean of each metric over several runs, and std and worst of those that the table shows."""
+    names = sorted(set.intersection(*(set(answer["metrics"]) for answer in answers)))
+    values = {name: [answer["metrics"][name] for answer in answers] for name in names}
+    mean = {name: sum(column) / len(column) for name, column in values.items()}
+    shown_names = [name for name in _SEED_TABLE if name in values]
+    return {
+        "metrics": mean,
+        "std": {
+            name: math.sqrt(sum((value - mean[name]) ** 2 for value in values[name]) / len(answers))
+            for name in shown_names
+        },
+        "worst": {name: min(values[name]) for name in shown_names},
+    }
+
+
+def _print_seed_table(answers: list[dict[str, Any]]) -> None:
+    """Print mean, std and worst over the runs that ended by themselves, if there are several."""
+    if len(answers) < 2:
+        return
+    table = _over_seeds(answers)
+    rows = [(label, name) for name, label in _SEED_TABLE.items() if name in table["worst"]]
+    if rows:
+        print(f"\n{f'{len(answers)} seeds':14} {'mean':>10} {'std':>10} {'worst':>10}")
+    for label, name in rows:
+        print(f"{label:14} {table['metrics'][name]:10.2f} {table['std'][name]:10.2f} {table['worst'][name]:10.2f}")
+
+
+def _print_result(result: Any) -> None:
+    success = result.metrics.get("eval/success_rate")
+    reason = (
+        result.stop_reason if result.stop_reason.startswith(result.status) else f"{result.status}: {result.stop_reason}"
+    )
+    print(f"{reason} after {result.global_step:,} steps and {result.update_count:,} updates")
+    if result.metrics:
+        print(
+            (f"success rate   {success:.2f}\n" if success is not None else "")
+            + f"mean return    {result.metrics['eval/mean_reward']:.2f}"
+        )
+    print(f"run            {result.run_dir}")
+    print(f"checkpoints    {result.run_dir / 'checkpoints'}")
+    if (result.run_dir / "report.html").is_file():
+        print(f"plots          {result.run_dir / 'report.html'}")
+    if result.status == "interrupted":
+        print(f"continue with  rl-training resume {result.run_dir}")
