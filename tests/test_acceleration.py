@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
 from rl_training.algorithms import AWAC, BC, CQL, DDPG, DQN, IQL, RLPD, SAC, TD3, TD3BC, Learner
-from rl_training.runtime.acceleration import _MOST_GRAPHS, accelerated_update
-from rl_training.types import Batch, SpaceSpec
+from rl_training.algorithms.stack import LearnerStack
+from rl_training.algorithms.table import ALGORITHMS
+from rl_training.data import HERReplayBuffer, ReplayBuffer
+from rl_training.data.mixture import Mixture, Source
+from rl_training.envs import GoalRewards, space_spec
+from rl_training.envs.play import play
+from rl_training.runtime.acceleration import _MOST_GRAPHS, accelerated_updates
+from rl_training.runtime.run import resume, resume_stack, train, train_stack
+from rl_training.runtime.stack import DataStack
+from rl_training.types import Batch, Metrics, SpaceSpec
 
 CONTINUOUS = SpaceSpec(observation_dim=3, action_dim=2)
 DISCRETE = SpaceSpec(observation_dim=3, action_dim=1, num_actions=4)
@@ -50,10 +60,44 @@ def random_batch(spec: SpaceSpec, device: str, seed: int, size: int = 32, offlin
     return Batch(*(tensor.to(device) for tensor in tensors), offline_rows=offline_rows)
 
 
+class Given:
+    """A source whose next batch is given."""
+
+    batch: Batch
+
+    def sample(self, batch_size: int) -> Batch:
+        assert len(self.batch.rewards) == batch_size
+        return self.batch
+
+    def device_sampler(self) -> None:
+        return None
+
+
+class Updates:
+    """The accelerated updates of a learner, on given batches."""
+
+    def __init__(self, learner: Learner, size: int = 32) -> None:
+        self.source = Given()
+        self.function = accelerated_updates(learner, self.source, size)
+
+    @property
+    def graphs(self) -> dict:
+        return self.function.__self__._graphs
+
+    def __call__(self, batch: Batch) -> Metrics:
+        self.source.batch = batch
+        return self.function()
+
+
 @pytest.mark.parametrize(("learner_type", "spec", "options"), LEARNERS)
 def test_on_the_cpu_it_is_the_learners_own_update(learner_type, spec, options):
-    learner = learner_type(spec, SMALL | options)
-    assert accelerated_update(learner) == learner.update
+    plain, accelerated = (learner_type(spec, SMALL | options) for _ in range(2))
+    update = Updates(accelerated)
+    for seed in range(3):
+        batch = random_batch(spec, "cpu", seed)
+        expected, found = plain.update(batch), update(batch)
+        assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    assert all(torch.equal(value, accelerated.state_dict()[name]) for name, value in plain.state_dict().items())
 
 
 def moves_actor(learner: Learner, batch: Batch) -> bool:
@@ -138,8 +182,7 @@ def assert_same(first: Learner, second: Learner) -> None:
 @pytest.mark.parametrize(("learner_type", "spec", "options"), LEARNERS)
 def test_recorded_updates_give_the_same_weights(learner_type, spec, options):
     plain, recorded = pair(learner_type, spec, options)
-    update = accelerated_update(recorded)
-    assert update != recorded.update
+    update = Updates(recorded)
     for seed in range(24):
         batch = random_batch(spec, "cuda", seed)
         expected = {name: value.clone() for name, value in plain.update(batch).items()}
@@ -147,30 +190,26 @@ def test_recorded_updates_give_the_same_weights(learner_type, spec, options):
         assert found.keys() == expected.keys()
         assert all(torch.equal(value, found[name]) for name, value in expected.items()), seed
     assert_same(plain, recorded)
-    assert update.__self__._works
-    assert len(update.__self__._graphs) >= 1
+    assert update.function.__self__._works
+    assert len(update.graphs) >= 1
 
 
 @needs_cuda
 def test_batches_of_every_form_have_their_own_graph():
     plain, recorded = pair(SAC, CONTINUOUS, {})
-    update = accelerated_update(recorded)
+    update = Updates(recorded)
     for seed in range(6 * (_MOST_GRAPHS + 4)):
         batch = random_batch(CONTINUOUS, "cuda", seed, offline_rows=seed % (_MOST_GRAPHS + 4))
         plain.update(batch)
         update(batch)
-    assert len(update.__self__._graphs) == _MOST_GRAPHS
-    for seed, size in enumerate([8, 16, 8, 16] * 4):
-        batch = random_batch(CONTINUOUS, "cuda", seed, size, offline_rows=0)
-        plain.update(batch)
-        update(batch)
+    assert len(update.graphs) == _MOST_GRAPHS
     assert_same(plain, recorded)
 
 
 @needs_cuda
 def test_a_learning_rate_that_changes_is_followed():
     plain, recorded = pair(TD3, CONTINUOUS, {})
-    update = accelerated_update(recorded)
+    update = Updates(recorded)
     for seed in range(20):
         for learner in (plain, recorded):
             learner.scale_learning_rates(1.0 - seed / 20)
@@ -183,16 +222,112 @@ def test_a_learning_rate_that_changes_is_followed():
 @needs_cuda
 def test_a_learner_that_was_restored_goes_on_the_same():
     plain, recorded = pair(RLPD, CONTINUOUS, {"policy_delay": 2})
-    update = accelerated_update(recorded)
+    update = Updates(recorded)
     for seed in range(12):
         batch = random_batch(CONTINUOUS, "cuda", seed)
         plain.update(batch)
         update(batch)
     again = RLPD(CONTINUOUS, SMALL | {"policy_delay": 2}, device="cuda", seed=7)
     again.load_training_state(recorded.training_state())
-    update = accelerated_update(again)
+    update = Updates(again)
     for seed in range(12, 24):
         batch = random_batch(CONTINUOUS, "cuda", seed)
         plain.update(batch)
         update(batch)
     assert_same(plain, again)
+
+
+# Data on the device
+
+
+def filled(kind: str, device: str, seed: int = 0) -> Source:
+    """Return a buffer with play of a goal task, or without its goals."""
+    env = gym.make("rl_training/PointReach2D-v0")
+    goals = GoalRewards(gym.make("rl_training/PointReach2D-v0"))
+    spec = space_spec(env, goals)
+    if kind == "hindsight":
+        buffer = HERReplayBuffer(spec, 5_000, goals, device=device, seed=seed)
+    else:
+        buffer = ReplayBuffer(spec, 5_000, device=device, seed=seed)
+    play_into(buffer, range(30))
+    return buffer
+
+
+def play_into(buffer: HERReplayBuffer | ReplayBuffer, seeds: range) -> None:
+    env = gym.make("rl_training/PointReach2D-v0")
+    env.action_space.seed(seeds.start)
+    for step in play(env, lambda _: env.action_space.sample(), seeds):
+        rows = [step.observation, step.action, step.reward, step.next_observation, step.terminated, step.truncated]
+        batched = [
+            {key: part[None] for key, part in row.items()} if isinstance(row, dict) else np.asarray([row])
+            for row in rows
+        ]
+        buffer.add(*batched)
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", ["hindsight", "uniform"])
+def test_recorded_sampling_gives_the_same_weights_and_sees_later_rows(kind):
+    spec = filled(kind, "cpu").spec
+    plain, recorded = (SAC(spec, SMALL | {"normalize_observations": True}, device="cuda") for _ in range(2))
+    one, other = filled(kind, "cuda"), filled(kind, "cuda")
+    update = accelerated_updates(recorded, other, 32)
+    for number in range(40):
+        if number in (10, 25):
+            for buffer in (one, other):
+                play_into(buffer, range(100 * number, 100 * number + 5))
+        plain.update(one.sample(32))
+        update()
+    assert_same(plain, recorded)
+    assert len(update.__self__._graphs) == 1
+    assert update.__self__._graphs[next(iter(update.__self__._graphs))].inputs is None
+
+
+@needs_cuda
+def test_a_mixture_is_sampled_in_the_recording():
+    spec = filled("uniform", "cpu").spec
+    plain, recorded = (RLPD(spec, SMALL | {"policy_delay": 2}, device="cuda") for _ in range(2))
+    one, other = (Mixture(filled("uniform", "cuda", 1), filled("uniform", "cuda", 2), 0.3) for _ in range(2))
+    update = accelerated_updates(recorded, other, 32)
+    for _ in range(40):
+        plain.update(one.sample(32))
+        update()
+    assert_same(plain, recorded)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["sac", "td3", "iql", "cql"])
+def test_a_recorded_stack_equals_the_same_stack_without_recording(name):
+    spec = filled("hindsight", "cpu").spec
+    rates = [1e-3, 1e-4, 3e-4]
+    learner = ALGORITHMS[name].learner
+    stacks = [
+        LearnerStack([learner(spec, SMALL | {"learning_rate": rates[i]}, device="cuda", seed=i) for i in range(3)])
+        for _ in range(2)
+    ]
+    data = [DataStack([filled("hindsight", "cuda", i) for i in range(3)]) for _ in range(2)]
+    update = accelerated_updates(stacks[1], data[1], 32)
+    for _ in range(20):
+        sampler = data[0].device_sampler()
+        stacks[0].update(sampler(32, data[0].plan(32)))
+        update()
+    for one, other in zip(stacks[0].members, stacks[1].members, strict=True):
+        assert_same(one, other)
+    assert update.__self__._works
+
+
+@needs_cuda
+def test_a_run_on_cuda_resumes_exactly(tmp_path):
+    from test_run_stack import StopAt, configs, last_state
+    from test_run_stack import assert_same as same
+
+    options = {"device": "cuda", "algo_kwargs": {"backend": "sac"}}
+    whole = train_stack(configs(tmp_path / "whole", **options))
+    parts = train_stack(configs(tmp_path / "parts", **options), [StopAt(70)])
+    resumed = resume_stack(parts[0].run_dir)
+    for one, other in zip(whole, resumed, strict=True):
+        same(last_state(one), last_state(other))
+    (single,) = configs(tmp_path / "single", (5,), **options)
+    complete = train(single)
+    part = train(single.model_copy(update={"output_dir": tmp_path / "part"}), [StopAt(70)])
+    same(last_state(complete), last_state(resume(part.run_dir)))

@@ -221,14 +221,14 @@ def test_a_row_of_metrics_is_the_mean_over_its_updates(tmp_path):
 
     class Record(Callback):
         def on_training_start(self, trainer):
-            update = trainer._update
+            update = trainer.learner.update
 
             def recorded(batch):
                 metrics = update(batch)
                 losses.append(float(metrics["train/critic_loss"]))
                 return metrics
 
-            trainer._update = recorded
+            trainer.learner.update = recorded
 
         def on_log(self, trainer, row):
             logged.append((row["update_count"], row.get("train/critic_loss")))

@@ -12,7 +12,7 @@ from rl_training.config import parse_settings
 from rl_training.data import HERReplayBuffer, HindsightSettings
 from rl_training.data.episode_table import Episode, EpisodeTable
 from rl_training.errors import ConfigError
-from rl_training.types import SpaceSpec
+from rl_training.types import Batch, SpaceSpec
 
 SPEC = SpaceSpec(observation_dim=2, action_dim=1, goal_dim=2)
 
@@ -48,6 +48,12 @@ class PositionOnly(ExactMatch):
     """Keeps the termination that was recorded, as environments without compute_terminated do."""
 
     recomputes_termination = False
+
+
+class Near(PositionOnly):
+    """A goal is met within half a step of it."""
+
+    distance_threshold = 0.5
 
 
 def observation(episodes: np.ndarray, steps: np.ndarray) -> dict[str, np.ndarray]:
@@ -209,8 +215,9 @@ def test_motion_priority_prefers_episodes_that_moved_and_uniform_does_not():
     def share(**kwargs) -> float:
         return share_of_moving(still_and_moving(her_ratio=1.0, **kwargs).sample(20_000).observations)
 
-    assert share() == pytest.approx(1 / 1.03, abs=0.01)
-    assert share(motion_priority=0.5) == pytest.approx(1 / 1.5, abs=0.01)
+    # The moving episode moves by more than the scale after 9 of its 10 steps: by 2 or more.
+    assert share() == pytest.approx((9 * 0.995 + 0.05) / (9 * 0.995 + 0.1), abs=0.003)
+    assert share(motion_priority=0.5) == pytest.approx((9 * 0.5 + 5) / (9 * 0.5 + 10), abs=0.01)
     assert share(episode_priority="uniform") == pytest.approx(0.5, abs=0.01)
 
 
@@ -220,7 +227,7 @@ def test_rows_that_keep_their_goal_are_uniform_over_transitions(ratio):
     observations = buffer.sample(20_000).observations
     relabelled = round(buffer.relabelled_share * 20_000)
     if relabelled:
-        assert share_of_moving(observations[:relabelled]) == pytest.approx(1 / 1.03, abs=0.01)
+        assert share_of_moving(observations[:relabelled]) == pytest.approx(0.9945, abs=0.003)
     original = observations[relabelled:]
     assert share_of_moving(original) == pytest.approx(0.5, abs=0.01)
     np.testing.assert_allclose(np.bincount(original[:, 1].int()) / len(original), [0.1] * 10, atol=0.02)
@@ -228,7 +235,7 @@ def test_rows_that_keep_their_goal_are_uniform_over_transitions(ratio):
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("still", [0, 1, 19])
-def test_an_episode_that_moved_gets_new_goals_as_often_as_without_priority(ratio, still):
+def test_a_step_before_motion_gets_new_goals_as_often_as_without_priority(ratio, still):
     def odds(**kwargs) -> float:
         """Return how often the one moving episode appears with a new goal, for once with its own."""
         buffer = make(capacity=500, motion_scale=1.0, her_ratio=ratio, **kwargs)
@@ -244,7 +251,7 @@ def test_an_episode_that_moved_gets_new_goals_as_often_as_without_priority(ratio
     plain = odds(episode_priority="uniform")
     if 0 < ratio < 1:
         assert plain == pytest.approx(ratio / (1 - ratio), rel=0.05)
-        assert odds() == pytest.approx(plain, rel=0.05)
+        assert odds() == pytest.approx(0.9 * plain, rel=0.05)  # the last of its 10 steps has no goal further away
     else:
         assert make(her_ratio=ratio).relabelled_share == ratio
 
@@ -258,7 +265,7 @@ def test_an_outcome_of_chance_is_replayed_as_often_as_it_happened():
         now["achieved_goal"], after["achieved_goal"] = np.zeros((1, 2)), np.full((1, 2), moved)
         after["observation"] = np.full((1, 2), moved)
         buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([True]))
-    assert buffer.episodes.total_weight == pytest.approx(100 + 900 * 0.03)
+    assert buffer.episodes.total_weight == pytest.approx(100 + 900 * 0.005)
     assert buffer.sample(10_000).next_observations[:, 0].mean().item() == pytest.approx(0.1, abs=0.005)
 
 
@@ -352,7 +359,47 @@ def test_motion_counts_also_where_it_ends_where_it_began():
             now, after = (observation(np.array([episode]), np.array([step])) for step in (t, t + 1))
             now["achieved_goal"], after["achieved_goal"] = (np.array([[0.0, places[step]]]) for step in (t, t + 1))
             buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([t == 3]))
-    assert (buffer.sample(20_000).observations[:, 0] == 1).float().mean().item() == pytest.approx(1 / 1.03, abs=0.01)
+    assert buffer.episodes.total_weight == pytest.approx(8 * 0.005 + 4 * 0.995)  # all of its 4 steps come before motion
+
+
+def steps_and_goals(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    return batch.observations[:, 1].numpy(), batch.observations[:, 3].numpy()
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_that_are_met_before_the_step_are_drawn_again(strategy):
+    def draw(**kwargs) -> tuple[np.ndarray, HERReplayBuffer]:
+        """Return how far the new goal is from the place before the step, in an episode that stays twice in ten."""
+        buffer = make(capacity=100, goals=Near(), her_ratio=1.0, goal_selection_strategy=strategy, **kwargs)
+        places = [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
+        for t in range(10):
+            now, after = (observation(np.array([0]), np.array([step])) for step in (t, t + 1))
+            now["achieved_goal"], after["achieved_goal"] = (np.array([[0.0, places[step]]]) for step in (t, t + 1))
+            buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([t == 9]))
+        steps, goals = steps_and_goals(buffer.sample(20_000))
+        return np.abs(np.take(places, steps.astype(int)) - goals), buffer
+
+    away, buffer = draw()
+    assert (away > 0.5).all()
+    assert buffer.take_metrics() == {"replay/goals_already_met": 0.0, "replay/steps_before_motion": pytest.approx(0.8)}
+    assert buffer.take_metrics() == {"replay/steps_before_motion": pytest.approx(0.8)}
+    away, buffer = draw(episode_priority="uniform")
+    assert (away <= 0.5).mean() > 0.05
+    assert buffer.take_metrics() == {}
+
+
+def test_an_episode_without_motion_keeps_goals_that_are_met():
+    buffer = make(capacity=100, goals=Near(), her_ratio=1.0)
+    for t in range(10):
+        now, after = (observation(np.array([0]), np.array([step])) for step in (t, t + 1))
+        now["achieved_goal"], after["achieved_goal"] = np.zeros((1, 2)), np.zeros((1, 2))
+        buffer.add(now, np.zeros((1, 1)), np.array([-1.0]), after, np.array([False]), np.array([t == 9]))
+    steps, _ = steps_and_goals(buffer.sample(1000))
+    assert set(steps) == set(range(10))
+    assert buffer.take_metrics() == {
+        "replay/goals_already_met": 1.0,
+        "replay/steps_before_motion": pytest.approx(0.0, abs=1e-12),
+    }
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

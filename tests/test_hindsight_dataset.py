@@ -91,7 +91,7 @@ def test_goals_are_what_the_same_episode_achieved(recorded, strategy):
 
 
 def test_only_the_asked_share_gets_new_goals(recorded):
-    batch = hindsight(recorded, her_ratio=0.5).sample(200)
+    batch = hindsight(recorded, her_ratio=0.5, episode_priority="uniform").sample(200)
     rows = rows_of(batch, recorded)
     kept = (batch.observations[:, 2:].numpy() == recorded["desired_goals"][rows]).all(axis=1)
     assert not kept[:100].any()
@@ -171,7 +171,7 @@ def assert_rows_lead_to_their_successors(batch, arrays: dict[str, np.ndarray], l
 
 
 def test_files_without_next_observations_end_one_row_earlier(recorded):
-    source = hindsight(without_next(recorded), her_ratio=0.5)
+    source = hindsight(without_next(recorded), her_ratio=0.5, episode_priority="uniform")
     assert len(source) == EPISODES * (LENGTH - 1)
     batch = source.sample(400)
     rows = assert_rows_lead_to_their_successors(batch, recorded)

@@ -53,7 +53,7 @@ def signal_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int,
 
 MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "collection": (Collector, "step", 70, False),
-    "an update": (trainer.Trainer, "_learn", 70, False),
+    "an update": (trainer.Trainer, "prepare_updates", 70, False),
     "evaluation": (trainer.Evaluator, "run", 1, False),
     "logging": (trainer.MetricsLogger, "flush", 2, False),
     "writing a checkpoint": (checkpointing, "write_checkpoint", 1, False),

@@ -154,13 +154,13 @@ def test_pretraining_learns_from_prior_rows_alone(rlpd):
         seen: tuple[int | None, ...] = ()
 
         def on_training_start(self, trainer):
-            update = trainer._update
+            update = trainer.learner.update
 
             def watching(batch):
                 Rows.seen = (*Rows.seen, batch.offline_rows)
                 return update(batch)
 
-            trainer._update = watching
+            trainer.learner.update = watching
 
     train_rlpd(rlpd(algo_kwargs={"offline_pretrain_updates": 4, "max_updates": 7}), callbacks=[Rows()])
     assert Rows.seen == (16, 16, 16, 16, 8, 8, 8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -82,6 +82,9 @@ class TrainConfig(Settings):
     total_timesteps: int = Field(gt=0, description="environment transitions over all environments; offline, updates")
     output_dir: Path = Field(Path("runs"), description="folder in which the run's folder is created")
     device: str = Field("cpu", description="cpu, cuda, cuda:N, or auto (cuda if available)")
+    precision: Literal["fp32", "tf32", "bf16"] | None = Field(
+        None, description="arithmetic of matrix products on CUDA; unset: tf32; the weights are float32 in any case"
+    )
     num_threads: int = Field(
         1, ge=1, le=1024, description="torch threads; more than one helps only if no other process needs the cores"
     )

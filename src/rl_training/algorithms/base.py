@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.optimizer import FusedAdam
+from rl_training.algorithms.optimizer import FusedAdam, small_parts
 from rl_training.config import Settings, parse_settings
 from rl_training.errors import ConfigError
 from rl_training.models.actors import load_actor
+from rl_training.models.member_axis import all_members, has_member_axis, outside_members
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.seeding import Stream, stream_seed
 from rl_training.types import Batch, Metrics, Observation, SpaceSpec, flatten_goal_observation
@@ -69,6 +71,8 @@ class Learner(nn.Module):
     """The prefix of the policy network's names in ``state_dict()``; None for a learner without one."""
     temperatures: ClassVar[Mapping[str, str]] = {}
     """Scalar parameters that are learned only on request, each with the name of its optimiser."""
+    computes_in_bfloat16: bool = False
+    """Whether networks compute in bfloat16 during updates; weights and optimisers stay in float32."""
 
     def __init__(
         self,
@@ -91,7 +95,7 @@ class Learner(nn.Module):
         self.update_count = 0
         self.normalizer = ObservationNormalizer(spec.policy_dim) if settings.normalize_observations else None
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._learning_rates: dict[str, float] = {}
+        self._learning_rates: dict[str, float | Tensor] = {}
         # Weights are drawn on the CPU, so that a seed means the same networks on every device.
         self._build(torch.Generator().manual_seed(stream_seed(seed, Stream.WEIGHTS)))
         self.to(self.device)
@@ -129,7 +133,11 @@ class Learner(nn.Module):
     def update(self, batch: Batch) -> Metrics:
         """Learn from one minibatch. Nothing here waits for the device."""
         self.update_count += 1
-        return self._update(self.normalized(batch))
+        batch = self.normalized(batch)
+        if not self.computes_in_bfloat16:
+            return self._update(batch)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return self._update(batch)
 
     def normalized(self, batch: Batch) -> Batch:
         """Return the batch with normalised observations, if there is a normaliser; the losses expect such a batch."""
@@ -168,7 +176,7 @@ class Learner(nn.Module):
         for name in self.scheduled_optimizers or self._optimizers:
             for group in self._optimizers[name].param_groups:
                 if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(self._learning_rates[name] * factor)
+                    group["lr"].copy_(torch.as_tensor(self._learning_rates[name] * factor))
                 else:
                     group["lr"] = self._learning_rates[name] * factor
 
@@ -219,13 +227,22 @@ class Learner(nn.Module):
         return optimizer
 
     def _minimize(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Take one step on the optimiser's own parameters; no other gradients are computed."""
-        parameters = optimizer.param_groups[0]["params"]
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient.contiguous()  # the fused Adam needs contiguous memory
-        if self.settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
-        optimizer.step()
+        """Take one step on the optimiser's own parameters; no other gradients are computed.
+
+        In a stack of learners the losses of all members are added up here. Each loss depends on the parameters of its
+        own member only, so the gradient of the sum holds the gradient of each member.
+        """
+        parameters, limit = optimizer.param_groups[0]["params"], self.settings.max_grad_norm
+        stacked = has_member_axis(loss)
+        with outside_members() if stacked else contextlib.nullcontext():
+            gradients = torch.autograd.grad(all_members(loss).sum() if stacked else loss, parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.contiguous()  # the fused Adam needs contiguous memory
+            if limit is not None and stacked:
+                clip_member_gradients(parameters, all_members(limit) if isinstance(limit, Tensor) else limit)
+            elif limit is not None:
+                nn.utils.clip_grad_norm_(parameters, limit)
+            optimizer.step()
 
 
 class CriticLearner(Learner):
@@ -262,10 +279,32 @@ class CriticLearner(Learner):
         return values if self.value_bounds is None else values.clamp(*self.value_bounds)
 
 
-def soft_update(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter], tau: float) -> None:
+def soft_update(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter], tau: float | Tensor) -> None:
     """Move each target parameter a share ``tau`` of the way to its source."""
-    with torch.no_grad():
-        torch._foreach_lerp_(list(targets), list(sources), tau)
+    moved, goals = list[Tensor](targets), list[Tensor](sources)
+    stacked = has_member_axis(moved[0])
+    with torch.no_grad(), outside_members() if stacked else contextlib.nullcontext():
+        if stacked:
+            moved, goals = [all_members(x) for x in moved], [all_members(x) for x in goals]
+        if isinstance(tau, Tensor):  # one share for each member
+            for target, source in zip(moved, goals, strict=True):
+                target.lerp_(source, _along_members(all_members(tau), target))
+        else:
+            torch._foreach_lerp_(small_parts(moved), small_parts(goals), tau)
+
+
+def clip_member_gradients(parameters: Iterable[nn.Parameter], limit: float | Tensor) -> None:
+    """Scale the gradients of each member, ``[members, ...]``, to a norm of at most ``limit``."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factors = (limit / (norms + 1e-6)).clamp(max=1.0)  # [members]
+    for gradient in gradients:
+        gradient.mul_(_along_members(factors, gradient))
+
+
+def _along_members(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return ``[members]`` values in a shape that multiplies a tensor ``[members, ...]`` member by member."""
+    return values.view(-1, *[1] * (tensor.dim() - 1))
 
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

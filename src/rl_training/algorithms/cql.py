@@ -57,6 +57,7 @@ class CQL(SAC):
         super()._build(generator)
         start = torch.tensor(math.log(max(self.settings.cql_alpha, 1e-6)), device=self.device)
         learned = self.settings.lagrange is not None
+        self.is_conservative = self.settings.cql_alpha > 0
         self.log_cql_alpha = nn.Parameter(start, requires_grad=learned)
         if learned:
             rate = self.settings.critic_lr or self.settings.learning_rate
@@ -119,7 +120,7 @@ class CQL(SAC):
             self._minimize(-(weight * excess).sum(), self.cql_alpha_optimizer)
             weight = self.log_cql_alpha.detach().exp().clamp(max=1e6)
             loss = loss + (weight * (gap - self.settings.lagrange)).sum()
-        elif self.settings.cql_alpha > 0:
+        elif self.is_conservative:
             loss = loss + weight * gap.sum()
         return loss, metrics | {"train/cql_gap": gap.detach().mean()}
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+_CHUNK = 8192  # numbers; PyTorch gives a whole tensor of up to 65,536 numbers to one block of threads
+
+
+def small_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors as flat parts on CUDA, where functions over lists of tensors work on many parts at a time."""
+    if tensors[0].device.type != "cuda":
+        return list(tensors)
+    return [part for tensor in tensors for part in torch.split(tensor.detach().view(-1), _CHUNK)]
 
 
 class FusedAdam(torch.optim.Adam):
@@ -30,6 +39,29 @@ class FusedAdam(torch.optim.Adam):
         super().load_state_dict(state_dict)
         self._arguments = None
 
+    def create_moments(self) -> None:
+        """Create the moments, as the first step would, for parameters that have none yet."""
+        for parameter in self.param_groups[0]["params"]:
+            if not self.state[parameter]:
+                self.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        self._collect_arguments()
+
+    def _collect_arguments(self) -> None:
+        states = [self.state[parameter] for parameter in self.param_groups[0]["params"]]
+        self._counts = torch.stack([state["step"] for state in states])
+        for state, count in zip(states, self._counts, strict=True):
+            state["step"] = count  # a view, so that one addition updates all counts
+        parameters = self.param_groups[0]["params"]
+        columns = [[state[key] for state in states] for key in ("exp_avg", "exp_avg_sq")]
+        counts = [
+            state["step"] for state, parameter in zip(states, parameters, strict=True) for _ in small_parts([parameter])
+        ]
+        self._arguments = small_parts(parameters), *map(small_parts, columns), counts
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Move the parameters along their gradients."""
@@ -38,21 +70,35 @@ class FusedAdam(torch.optim.Adam):
             if not self.state:
                 super().step()  # the first step creates the moments
                 return
-            states = [self.state[parameter] for parameter in group["params"]]
-            self._counts = torch.stack([state["step"] for state in states])
-            for state, count in zip(states, self._counts, strict=True):
-                state["step"] = count  # a view, so that one addition updates all counts
-            self._arguments = tuple([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-        means, squares, steps = self._arguments
+            self._collect_arguments()
         self._counts += 1
+        gradients = [parameter.grad for parameter in group["params"]]
+        if isinstance(group["lr"], Tensor) and group["lr"].dim() == 1:  # one rate for each member of a stack
+            states = [self.state[parameter] for parameter in group["params"]]
+            whole = [
+                group["params"],
+                gradients,
+                *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq")),
+            ]
+            steps = [state["step"] for state in states]
+            for member, rate in enumerate(group["lr"]):
+                self._move([[tensor[member] for tensor in column] for column in whole], steps, rate)
+        else:
+            parameters, means, squares, steps = cast(tuple[list[Tensor], ...], self._arguments)
+            self._move([parameters, small_parts(gradients), means, squares], steps, group["lr"])
+
+    def _move(self, columns: list[list[Tensor]], steps: list[Tensor], rate: float | Tensor) -> None:
+        """Move parameters; the columns are the parameters, their gradients, and the two moments."""
+        group = self.param_groups[0]
+        parameters, gradients, means, squares = columns
         torch._fused_adam_(
-            group["params"],
-            [parameter.grad for parameter in group["params"]],
+            parameters,
+            gradients,
             means,
             squares,
             [],
             steps,
-            lr=group["lr"],
+            lr=cast(float, rate),
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=0.0,

@@ -51,6 +51,7 @@ class SAC(ActorCritic):
         settings = self.settings
         aim = settings.target_entropy
         self.target_entropy = self.default_target_entropy(self.spec) if aim is None else aim
+        self.imitates = settings.bc_weight > 0
         self.learns_alpha = settings.alpha == "auto"
         alpha = settings.initial_alpha if settings.alpha == "auto" else settings.alpha
         # A fixed temperature may be 0, which has no logarithm: a very small temperature is stored instead.
@@ -93,7 +94,7 @@ class SAC(ActorCritic):
         loss = (self.log_alpha.exp().detach() * log_probs - values).mean()
         log_probs = log_probs.detach()
         metrics = {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
-        if self.settings.bc_weight > 0 and batch.offline_rows:
+        if self.imitates and batch.offline_rows:
             cloning = self._cloning_loss(
                 batch,
                 self.model.actor.mode(batch.observations[: batch.offline_rows]),

@@ -46,6 +46,9 @@ class TD3(ActorCritic):
         penalty, goal_task = self.settings.saturation_penalty, self.spec.goal_dim > 0
         self._first_critic = torch.zeros(1, dtype=torch.long, device=self.device)
         self.saturation_penalty = (0.01 if goal_task else 0.0) if penalty is None else penalty
+        self.penalizes_saturation = self.saturation_penalty > 0
+        self.smooths_target = self.settings.target_noise > 0
+        self.imitates = self.settings.bc_weight > 0
 
     def load_policy(self, module: Mapping[str, Tensor], prefix: str | None) -> None:
         """Load another learner's policy, into the target actor too."""
@@ -56,11 +59,11 @@ class TD3(ActorCritic):
         """Return the temporal-difference error of all critics."""
         with torch.no_grad():
             next_actions = self.model.target_actor(batch.next_observations)  # [B, A]
-            if self.settings.target_noise > 0:
+            if self.smooths_target:
                 noise = torch.randn(next_actions.shape, generator=self.generator, device=self.device)  # [B, A]
                 limit = self.settings.target_noise_clip
-                next_actions += (noise * self.settings.target_noise).clamp_(-limit, limit)
-                next_actions.clamp_(-1.0, 1.0)
+                noise = (noise * self.settings.target_noise).clamp(-limit, limit)
+                next_actions = (next_actions + noise).clamp(-1.0, 1.0)
             next_values = self._target_minimum(batch.next_observations, next_actions)  # [B]
         return self._td_error(batch, next_values)
 
@@ -71,9 +74,9 @@ class TD3(ActorCritic):
         values = self.model.critic(batch.observations, actions, self._first_critic)[0]  # [B]
         loss, metrics = self._policy_objective(values, actions, batch)
         metrics["train/actor_loss"] = loss.detach()
-        if self.saturation_penalty > 0:
+        if self.penalizes_saturation:
             loss = loss + self.saturation_penalty * raw_actions.square().mean()
-        if self.settings.bc_weight > 0 and batch.offline_rows:
+        if self.imitates and batch.offline_rows:
             cloning = self._cloning_loss(batch, actions[: batch.offline_rows], q_filter=self.settings.bc_q_filter)
             loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
         return loss, metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from rl_training.config import preset_names
 from rl_training.errors import ConfigError, shown
 from rl_training.interrupts import asked_to_stop
 from rl_training.json_output import to_json
+
+if TYPE_CHECKING:
+    from rl_training.runtime.controls import TrainResult
 
 _SEED_TABLE = {"eval/success_rate": "success rate", "eval/mean_reward": "mean return"}
 """The metrics of the table after ``--seeds``, with their names there. More is better for all of them."""
@@ -36,7 +39,12 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run.", metavar="N")] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Several runs, one after another: 0-4 or 0,3,7.", metavar="SEEDS")
+        str | None,
+        typer.Option(help="Several runs: 0-4 or 0,3,7; together on CUDA, else one after another.", metavar="SEEDS"),
+    ] = None,
+    stack: Annotated[
+        bool | None,
+        typer.Option("--stack/--no-stack", help="Train several runs together, or one after another, on any device."),
     ] = None,
     init_from: Annotated[
         Path | None,
@@ -52,8 +60,9 @@ def train(
     json_: JsonOption = False,
 ) -> None:
     """Train a policy."""
-    from rl_training.experiment.manager import train_experiment, train_or_resume
-    from rl_training.runtime.settings import read_config
+    from rl_training.experiment.manager import train_experiment, train_or_resume, train_stack_experiment
+    from rl_training.runtime.run import resolve_device
+    from rl_training.runtime.settings import read_stack
 
     if seed is not None and seeds is not None:
         raise ConfigError("--seed and --seeds exclude each other")
@@ -71,23 +80,30 @@ def train(
             if value is not None
         ),
     ]
-    configs = [read_config(config, [*overrides, *([f"seed={s}"] if seeds else [])]) for s in _parse_seeds(seeds)]
+    configs = read_stack(config, overrides, None if seeds is None else _parse_seeds(seeds))
     name = _run_name(config if config in preset_names() else Path(config).stem, set_ or [])
+    several = seeds is not None or len(configs) > 1
+    if stack is None:
+        stack = resolve_device(configs[0].device).type == "cuda"
     results = []
-    for run_config in configs:
-        result = (train_or_resume if resume_auto else train_experiment)(run_config, name=name, progress_bar=True)
-        results.append(result)
-        if not json_:
+    if stack and len(configs) > 1:
+        results = train_stack_experiment(configs, name=name, progress_bar=True, resume_auto=resume_auto)
+        for result in results if not json_ else []:
             _print_result(result)
-        if result.status == "interrupted" or asked_to_stop():
-            break
+    else:
+        for run_config in configs:
+            result = (train_or_resume if resume_auto else train_experiment)(run_config, name=name, progress_bar=True)
+            results.append(result)
+            if not json_:
+                _print_result(result)
+            if result.status == "interrupted" or asked_to_stop():
+                break
     answers = [result.to_json() for result in results]
     if json_:
-        print(to_json(answers[0] if seeds is None else {"runs": answers, **_over_seeds(answers)}))
-    elif seeds is not None:
-        _print_seed_table([answer for answer in answers if answer["status"] != "interrupted"])
-    if results[-1].status == "interrupted" or asked_to_stop():
-        raise typer.Exit(3)
+        print(to_json({"runs": answers, **_over_seeds(answers)} if several else answers[0]))
+    elif several:
+        _print_seed_table([answer for answer in answers if answer["status"] not in ("interrupted", "failed")])
+    _exit_as(results)
 
 
 def resume(
@@ -104,9 +120,10 @@ def resume(
     trust: TrustOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Continue a run from its latest checkpoint."""
+    """Continue a run, and the runs that were trained together with it, from its latest checkpoint."""
     from rl_training.envs.consent import trust_all_runs
-    from rl_training.experiment.manager import resume_experiment
+    from rl_training.experiment.manager import resume_experiment, resume_stack_experiment
+    from rl_training.runtime.run import stack_members
 
     if trust:
         trust_all_runs()
@@ -115,13 +132,25 @@ def resume(
             raise ConfigError("--set and --verify exclude each other: --verify repeats the run as it is")
         _verify(run, json_)
         return
-    result = resume_experiment(run, progress_bar=True, overrides=set_ or [])
-    if json_:
-        print(to_json(result.to_json()))
+    if len(stack_members(run)) > 1:
+        results = resume_stack_experiment(run, progress_bar=True, overrides=set_ or [])
     else:
-        _print_result(result)
-    if result.status == "interrupted" or asked_to_stop():
+        results = [resume_experiment(run, progress_bar=True, overrides=set_ or [])]
+    answers = [result.to_json() for result in results]
+    if json_:
+        print(to_json({"runs": answers, **_over_seeds(answers)} if len(answers) > 1 else answers[0]))
+    else:
+        for result in results:
+            _print_result(result)
+    _exit_as(results)
+
+
+def _exit_as(results: list[TrainResult]) -> None:
+    """Exit with 3 if the last run was interrupted, and with 1 if a run of a stack failed."""
+    if results[-1].status == "interrupted" or asked_to_stop():
         raise typer.Exit(3)
+    if any(result.status == "failed" for result in results):
+        raise typer.Exit(1)
 
 
 def _verify(run: Path, json_: bool) -> None:
@@ -166,10 +195,8 @@ def _run_name(name: str, changes: list[str]) -> str:
     return f"{name}+{left_out}" if left_out else name
 
 
-def _parse_seeds(text: str | None) -> list[int]:
+def _parse_seeds(text: str) -> list[int]:
     """Read ``0-4`` or ``0,3,7``."""
-    if text is None:
-        return [0]
     if match := re.fullmatch(r"(\d+)-(\d+)", text):
         first, last = int(match[1]), int(match[2])
         if first <= last < first + 1000:

@@ -23,6 +23,9 @@ class EpisodeTable:
     The oldest episode is always removed first, so two running sums are enough: one of the weights, one of the lengths.
     Dropping the oldest episode raises the lower end of the interval that is drawn from, and appending an episode raises
     the upper end. Both cost O(1), and drawing B of n episodes costs O(B log n).
+
+    Attributes:
+        moves: how often all episodes changed their positions or their sums, for a copy that follows this table.
     """
 
     # The sums restart from 0 beyond this value, long before float64 would lose the digits of a small weight.
@@ -38,6 +41,7 @@ class EpisodeTable:
         self._begin = 0  # the live part of the arrays is [begin, begin + len)
         self._weight_low, self._length_low = 0.0, 0.0  # the sums before the oldest episode
         self._weight_high, self._length_high = 0.0, 0.0  # the sums up to the newest episode
+        self.moves = 0
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -87,7 +91,7 @@ class EpisodeTable:
         Returns:
             The starts and the lengths of the episodes, ``[n + m]`` each.
         """
-        live = slice(self._begin, self._begin + len(self._episodes))
+        live = self.live
         weighted = by_weight * self.total_weight + self._weight_low  # [n] positions between the lowest and highest sum
         lengthwise = by_length * (self._length_high - self._length_low) + self._length_low  # [m]
         found = (self._weight_sums[live].searchsorted(weighted), self._length_sums[live].searchsorted(lengthwise))
@@ -95,9 +99,24 @@ class EpisodeTable:
         index = np.minimum(np.concatenate(found), len(self._episodes) - 1)
         return self._starts[live].take(index), self._lengths[live].take(index)
 
+    @property
+    def live(self) -> slice:
+        """Where the live episodes are in ``columns``."""
+        return slice(self._begin, self._begin + len(self._episodes))
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Starts, lengths, and the running sums of weights and of lengths; only the ``live`` part is defined."""
+        return self._starts, self._lengths, self._weight_sums, self._length_sums
+
+    @property
+    def limits(self) -> tuple[float, float, float, float]:
+        """The lower and upper end of the weights that are drawn from, and of the lengths."""
+        return self._weight_low, self._weight_high, self._length_low, self._length_high
+
     def state_dict(self) -> dict[str, Any]:
         """Return the episodes and their exact sums, so that draws after a restart are the same."""
-        live = slice(self._begin, self._begin + len(self))
+        live = self.live
         first_rows = np.fromiter((episode.first_row for episode in self._episodes), np.int64, len(self))
         return {
             "episodes": np.stack([self._starts[live], self._lengths[live], first_rows], axis=1),
@@ -111,6 +130,7 @@ class EpisodeTable:
         self._episodes = deque(Episode(*row) for row in state["episodes"].tolist())
         count = len(self._episodes)
         self._begin = 0
+        self.moves += 1
         while len(self._starts) <= count:
             self._resize(2)
         self._starts[:count], self._lengths[:count] = state["episodes"][:, 0], state["episodes"][:, 1]
@@ -122,7 +142,7 @@ class EpisodeTable:
 
     def _resize(self, factor: int) -> None:
         """Move the live part to the front of arrays ``factor`` times as long."""
-        live = slice(self._begin, self._begin + len(self))
+        live = self.live
         for name in ("_starts", "_lengths", "_weight_sums", "_length_sums"):
             old = getattr(self, name)
             new = np.empty(factor * len(old), old.dtype)
@@ -130,11 +150,13 @@ class EpisodeTable:
             new[: len(kept)] = kept
             setattr(self, name, new)
         self._begin = 0
+        self.moves += 1
 
     def _rebase(self) -> None:
         """Subtract the sums before the oldest episode from every sum."""
-        live = slice(self._begin, self._begin + len(self))
+        live = self.live
         self._weight_sums[live] -= self._weight_low
         self._length_sums[live] -= self._length_low
         self._weight_high, self._weight_low = self._weight_high - self._weight_low, 0.0
         self._length_high, self._length_low = self._length_high - self._length_low, 0.0
+        self.moves += 1

@@ -3,15 +3,18 @@
 The buffer stores whole episodes. When it samples transitions, a share ``her_ratio`` of them gets a new goal, one that
 the same episode achieved later, and a new reward to match: an episode that failed at its own goal succeeds at another.
 
-Relabelled rows come from episodes drawn by how far their achieved goal moved (``episode_priority: motion``). If an
-object has to be touched first, nine random episodes in ten leave it in place, and any goal taken from them is met from
-the start. The idea is energy-based prioritisation (Zhao and Tresp, 2018, https://arxiv.org/abs/1810.01363). Rows that
-keep their own goal are always drawn uniformly over all transitions: drawing them by what happened later would make
-lucky outcomes look common.
+If an object has to be touched first, nine random episodes in ten leave it in place, and any goal taken from them is
+met from the start. Such goals teach nothing about moving the object. So episodes are drawn for relabelled rows by the
+number of steps after which the achieved goal moves (``episode_priority: motion``), and step and goal are drawn again
+while the goal is met before the step. The first part is related to energy-based prioritisation (Zhao and Tresp, 2018,
+https://arxiv.org/abs/1810.01363). Rows that keep their own goal are always drawn uniformly over all transitions:
+drawing them by what happened later would make lucky outcomes look common.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Hashable
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from rl_training.config import Settings
+from rl_training.data.device_hindsight import HindsightSampler
 from rl_training.data.episode_table import Episode, EpisodeTable
 from rl_training.data.row_ring import RowRing
 from rl_training.envs.goals import GoalRewards
@@ -28,6 +32,9 @@ from rl_training.errors import ConfigError
 from rl_training.types import Batch, GoalParts, SpaceSpec, extract_goal_parts
 
 Array = NDArray[Any]
+
+REDRAWS = 8
+"""How often step and goal are drawn again while the goal is met before the step."""
 
 
 class HindsightSettings(Settings):
@@ -46,13 +53,14 @@ class HindsightSettings(Settings):
     )
     episode_priority: Literal["motion", "uniform"] = Field(
         "motion",
-        description="for replaced goals: draw episodes by how far their achieved goal moved, or all steps equally",
+        description="for replaced goals: prefer episodes whose achieved goal moved and goals that are not met yet, or"
+        " draw all steps and goals equally",
     )
     motion_priority: float = Field(
-        0.97, ge=0, lt=1, description="p of the weight (1-p) + p*min(1, motion/motion_scale) of an episode"
+        0.995, ge=0, lt=1, description="p: a step after which the achieved goal stays in place gets the weight 1-p"
     )
     motion_scale: float | None = Field(
-        None, gt=0, description="motion from which on the weight is 1; unset: the environment's distance_threshold"
+        None, gt=0, description="distance from which on a goal counts as moved; unset: env's distance_threshold"
     )
 
     @model_validator(mode="after")
@@ -83,6 +91,9 @@ class HERReplayBuffer:
     ``add`` stores rewards as it receives them, or passes them through ``reward_transform`` if there is one. ``goals``
     must use the same transform, because relabelled rewards come from there.
     """
+
+    _offline = False  # whether all rows are offline data
+    _reported = False  # whether it was said that the host computes hindsight
 
     def __init__(
         self,
@@ -118,6 +129,10 @@ class HERReplayBuffer:
         self._open = [_OpenEpisode(self.ring.rows.shape[1]) for _ in range(num_envs)]
         motion = self.settings.episode_priority == "motion"
         self._motion_scale = (self.settings.motion_scale or goals.distance_threshold) if motion else None
+        self._redraws = REDRAWS if motion and goals.distance_threshold is not None else 0
+        self._drawn = np.zeros(2)  # relabelled rows, and those whose goal was met already
+        self._sampler: HindsightSampler | None = None
+        self._generator = torch.Generator(self.device).manual_seed(seed)  # of the sampler
 
     def __len__(self) -> int:
         """Return the number of transitions that can be sampled."""
@@ -243,13 +258,20 @@ class HERReplayBuffer:
                 f"{type(self).__name__} has no completed episode to sample: add transitions until one is terminated or"
                 " truncated, or call add_episode"
             )
+        sampler = self.device_sampler()
+        if sampler is not None:
+            batch: Batch = sampler(batch_size, self.plan(batch_size))
+            return batch
         n = round(self.relabelled_share * batch_size)
         uniform = self.rng.random((3, batch_size))
         positions = self._stratify(uniform[0], n)  # [B]
         start, length = self.episodes.draw(by_weight=positions[:n], by_length=positions[n:])  # [B], [B]
         step = (uniform[1] * length).astype(np.int64)  # [B]
+        goal_step = self._goal_step(step[:n], length[:n], uniform[2, :n])  # [n]
+        if self._redraws and n:
+            self._redraw_met(start[:n], length[:n], step[:n], goal_step)
         slot = start + step  # [B]
-        goal_slot = start[:n] + self._goal_step(step[:n], length[:n], uniform[2, :n])  # [n]
+        goal_slot = start[:n] + goal_step  # [n]
         # One gather for all rows: [2B + n, width].
         rows = self._rows.take(np.concatenate([slot, slot + 1, goal_slot]), axis=0)
         transitions = rows[: 2 * batch_size].reshape(2, batch_size, -1)  # [now and after, B, width]
@@ -261,6 +283,63 @@ class HERReplayBuffer:
         views = (now[:, :policy_dim], now[:, action], now[:, reward], after[:, :policy_dim], now[:, reward + 1])
         tensors = (torch.from_numpy(view) if isinstance(view, np.ndarray) else view for view in views)
         return Batch(*cast(Any, tensors))
+
+    def device_sampler(self) -> HindsightSampler | None:
+        """Return what draws the batches on an accelerator; None if the host draws them.
+
+        The host draws on the CPU, and where only the environment can compute rewards.
+        """
+        if self.device.type == "cpu":
+            return None
+        rewards = self.goals.on_device()
+        if rewards is None:
+            if self._sampler is not None or not self._reported:
+                self._reported = True
+                warnings.warn(f"hindsight is computed on the CPU: {self.goals.why_not_on_device}", stacklevel=2)
+            self._sampler = None
+        elif self._sampler is None:
+            self._sampler = self.copy_to_device(self._generator)
+        return self._sampler
+
+    def copy_to_device(self, generator: torch.Generator) -> HindsightSampler:
+        """Return a sampler with a copy of all rows and episodes on the device of ``generator``."""
+        rewards = self.goals.on_device()
+        if rewards is None:
+            raise ValueError(self.goals.why_not_on_device)
+        sampler = HindsightSampler(
+            self.spec,
+            self.ring.rows,
+            self.ring.columns,
+            rewards,
+            strategy=self.settings.goal_selection_strategy,
+            redraws=self._redraws,
+            threshold=self.goals.distance_threshold or 0.0,
+            offline=self._offline,
+            generator=generator,
+        )
+        for first in range(0, min(self.ring.written, self.ring.capacity), 65_536):
+            sampler.write_rows(first, self.ring.rows[first : first + 65_536])
+        if len(self.episodes):
+            sampler.follow(self.episodes, self.relabelled_share)
+        sampler.drawn.copy_(torch.from_numpy(self._drawn))
+        return sampler
+
+    def plan(self, batch_size: int) -> Hashable:
+        """Prepare the sampler for a batch of this size; all of them are drawn in the same way."""
+        if self._sampler is not None:
+            self._sampler.prepare(batch_size)
+        return None
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return how many replaced goals were met already since the last call, and how many steps precede motion."""
+        relabelled, met = self._drawn if self._sampler is None else self._sampler.take_shares()
+        self._drawn = np.zeros(2)
+        metrics = {"replay/goals_already_met": float(met / relabelled)} if relabelled else {}
+        if self._motion_scale is not None and len(self.episodes):
+            p, weight = self.settings.motion_priority, self.episodes.total_weight / self.episodes.transitions
+            if p > 0:
+                metrics["replay/steps_before_motion"] = max(0.0, (weight - (1.0 - p)) / p)
+        return metrics
 
     def discard_open_episode(self, env_index: int) -> None:
         """Discard the unfinished episode of one environment."""
@@ -275,6 +354,7 @@ class HERReplayBuffer:
             "table": self.episodes.state_dict(),
             "goals": self.goals.state_dict(),
             "open": {str(i): episode.rows.copy() for i, episode in enumerate(self._open)},
+            **self._sampler_state(),
         }
         if with_rows:
             state["rows"] = self.ring.read(self.oldest_row, self.ring.written)
@@ -290,6 +370,24 @@ class HERReplayBuffer:
             episode.restore(state["open"][str(index)])
         if "rows" in state:
             self.ring.write(self.oldest_row, state["rows"])
+        self._load_sampler_state(state)
+
+    def _sampler_state(self) -> dict[str, Any]:
+        """Return the counts for ``take_metrics`` and, on an accelerator, the random state there."""
+        drawn = self._drawn if self._sampler is None else self._sampler.drawn.cpu().numpy()
+        generator = {} if self.device.type == "cpu" else {"generator": self._device_generator.get_state()}
+        return {"drawn": drawn.copy(), **generator}
+
+    @property
+    def _device_generator(self) -> torch.Generator:
+        return self._generator if self._sampler is None else self._sampler.generator
+
+    def _load_sampler_state(self, state: dict[str, Any]) -> None:
+        """Restore them. The next draw copies all rows to the accelerator again."""
+        if "generator" in state:
+            self._device_generator.set_state(state["generator"].cpu())
+        self._drawn = np.array(state.get("drawn", np.zeros(2)))  # states from before 0.3 have none
+        self._sampler = None
 
     def _stratify(self, uniform: Array, relabelled: int) -> Array:
         """Spread ``[B]`` uniform numbers, in place, over [0, 1): the first ``relabelled`` evenly, and the rest evenly.
@@ -340,16 +438,20 @@ class HERReplayBuffer:
             self.episodes.drop_oldest()
         slot = ring.append(torch.from_numpy(rows))
         self.episodes.append(Episode(slot, count - 1, first_row), self._weight(rows))
+        if self._sampler is not None:
+            self._sampler.write_rows(slot, torch.from_numpy(rows))
+            self._sampler.follow(self.episodes, self.relabelled_share)
 
     def _weight(self, rows: Array) -> float:
-        """Return the weight of an episode ``[T + 1, width]``: its length times its share of motion."""
+        """Return the weight of an episode ``[T + 1, width]``: its steps, those without a goal to learn from for little.
+
+        A step has such a goal if the achieved goal is somewhere else later in the episode.
+        """
         length = float(len(rows) - 1)
         if self._motion_scale is None:
             return length
-        achieved = rows[:, self._achieved]  # [T + 1, goal_dim]
-        motion = float(np.linalg.norm(achieved - achieved[0], axis=1).max())
         p = self.settings.motion_priority
-        return length * ((1.0 - p) + p * min(1.0, motion / self._motion_scale))
+        return (1.0 - p) * length + p * _steps_before_motion(rows[:, self._achieved], self._motion_scale)
 
     def _goal_step(self, step: Array, length: Array, uniform: Array) -> Array:
         """Choose within each of n episodes the row whose achieved goal becomes the desired goal; all ``[n]``.
@@ -358,10 +460,37 @@ class HERReplayBuffer:
         transition's own outcome, to ``length``, the end of the episode; both are included.
         """
         if self.settings.goal_selection_strategy == "final":
-            return length
+            return np.array(length)
         if self.settings.goal_selection_strategy == "episode":
             step = np.zeros_like(step)
         return np.asarray(step + 1 + (uniform * (length - step)).astype(np.int64))
+
+    def _redraw_met(self, start: Array, length: Array, step: Array, goal_step: Array) -> None:
+        """Draw step and goal again, in place, where the goal is met before the step; all ``[n]``.
+
+        Of several draws the first is taken whose goal is not met. If all are met, the first choice stays.
+        """
+        rows = np.flatnonzero(self._met(start + step, start + goal_step))
+        draws = self.rng.random((2, self._redraws, len(rows)))
+        steps = (draws[0] * length[rows]).astype(np.int64)  # [redraws, rows]
+        goal_steps = self._goal_step(steps, np.broadcast_to(length[rows], steps.shape), draws[1])
+        unmet = ~self._met(start[rows] + steps, start[rows] + goal_steps)  # [redraws, rows]
+        found = np.flatnonzero(unmet.any(axis=0))
+        chosen = unmet.argmax(axis=0)[found]
+        step[rows[found]], goal_step[rows[found]] = steps[chosen, found], goal_steps[chosen, found]
+        self._drawn += len(start), len(rows) - len(found)
+
+    def _met(self, slots: Array, goal_slots: Array) -> Array:
+        """Return whether the goal achieved in one slot is met in another; all of one shape."""
+        numbers = self._rows.reshape(-1)  # a view; taking single numbers is faster than taking parts of rows
+        width = self._rows.shape[1]
+        here, there = slots * width, goal_slots * width
+        squares = np.zeros(slots.shape, np.float32)
+        for column in range(self._achieved.start, self._achieved.stop):
+            offset = numbers.take(here + column) - numbers.take(there + column)
+            squares += offset * offset
+        threshold = self.goals.distance_threshold or 0.0
+        return squares <= threshold * threshold
 
     def _relabel(self, transitions: Array, goals: Array) -> None:
         """Replace the goals of n transitions, and the rewards and terminations that follow from them, in place.
@@ -376,6 +505,21 @@ class HERReplayBuffer:
         now[:, self._reward] = self.goals.rewards(achieved, goals)
         if self.goals.recomputes_termination:
             now[:, self._reward + 1] = self.goals.terminated(achieved, goals)
+
+
+def _steps_before_motion(achieved: Array, scale: float) -> int:
+    """Return how many steps of an episode are followed by an achieved goal more than ``scale`` away.
+
+    Args:
+        achieved: ``[T + 1, goal_dim]``. Of a long episode only some of the later goals are compared.
+        scale: the distance.
+    """
+    later = np.arange(1, len(achieved), max(1, len(achieved) // 256))
+    away = np.zeros((len(achieved) - 1, len(later)), np.float32)  # squared distances
+    for goals in achieved.T:
+        away += np.square(goals[:-1, None] - goals[later])
+    away[np.arange(len(away))[:, None] >= later] = 0.0
+    return int((away.max(axis=1) > scale * scale).sum())
 
 
 def _flags_of_steps(name: str, value: Array | bool, steps: int) -> Array:

@@ -24,6 +24,8 @@ class HindsightDataset(HERReplayBuffer):
     have the same reward function, even if other rewards were recorded.
     """
 
+    _offline = True
+
     def __init__(
         self,
         dataset: TransitionDataset,
@@ -57,6 +59,7 @@ class HindsightDataset(HERReplayBuffer):
             "rng": self.rng.bit_generator.state,
             "goals": self.goals.state_dict(),
             "fingerprint": self._fingerprint,
+            **self._sampler_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -65,6 +68,7 @@ class HindsightDataset(HERReplayBuffer):
             raise DatasetError("this is not the data the run was started with: its content or order has changed")
         self.rng.bit_generator.state = state["rng"]
         self.goals.load_state_dict(state["goals"])
+        self._load_sampler_state(state)
 
     def policy_observations(self) -> torch.Tensor:
         """Return what a policy sees, ``[2N, policy_dim]`` on the device: N rows with their own goals, then relabelled.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Hashable
+from typing import Any, Protocol, cast
 
 import torch
 
+from rl_training.data.device_sampling import DeviceSampler
 from rl_training.types import Batch
 
 
@@ -16,6 +18,14 @@ class Source(Protocol):
 
     def sample(self, batch_size: int) -> Batch:
         """Draw a minibatch."""
+        ...
+
+    def device_sampler(self) -> DeviceSampler | None:
+        """Return what draws the batches on an accelerator; None if the host draws them."""
+        ...
+
+    def plan(self, batch_size: int) -> Hashable:
+        """Decide what the next batch of ``device_sampler`` is made of; equal plans run the same operations."""
         ...
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
@@ -42,6 +52,7 @@ class Mixture:
         self.offline, self.online, self.ratio = offline, online, ratio
         self._carried = 0.0
         self._offline_drawn, self._drawn = 0, 0
+        self._sampler: MixtureSampler | None = None
 
     def __len__(self) -> int:
         """Return how many rows can be sampled; at a ratio of 0 the offline rows do not count."""
@@ -49,14 +60,36 @@ class Mixture:
 
     def sample(self, batch_size: int) -> Batch:
         """Draw a minibatch; its first ``offline_rows`` rows are offline data."""
+        count = self._count(batch_size)
+        if count in (0, batch_size):
+            return (self.offline if count else self.online).sample(batch_size)
+        return join(self.offline.sample(count), self.online.sample(batch_size - count))
+
+    def plan(self, batch_size: int) -> int:
+        """Return how many offline rows the next batch gets, after telling its sources what they will draw."""
+        count = self._count(batch_size)
+        for source, rows in ((self.offline, count), (self.online, batch_size - count)):
+            if rows:
+                source.plan(rows)
+        return count
+
+    def _count(self, batch_size: int) -> int:
+        """Return how many offline rows the next batch gets, and count them."""
         if not len(self.offline) and not len(self.online):
             raise ValueError("Mixture is empty: give it offline data, or add online transitions, before you sample")
         count = self._offline_rows(batch_size)
         self._offline_drawn += count
         self._drawn += batch_size
-        if count in (0, batch_size):
-            return (self.offline if count else self.online).sample(batch_size)
-        return join(self.offline.sample(count), self.online.sample(batch_size - count))
+        return count
+
+    def device_sampler(self) -> MixtureSampler | None:
+        """Return what draws the batches on an accelerator; None if the host draws a part of them."""
+        parts = self.offline.device_sampler(), self.online.device_sampler()
+        if parts[0] is None or parts[1] is None:
+            self._sampler = None
+        elif self._sampler is None:
+            self._sampler = MixtureSampler(parts[0], parts[1])
+        return self._sampler
 
     def take_share(self) -> float | None:
         """Return the share of offline rows since the last call; None if nothing was drawn since."""
@@ -87,6 +120,22 @@ class Mixture:
         count = min(batch_size, max(0, round(wanted)))
         self._carried = wanted - count
         return count
+
+
+class MixtureSampler(DeviceSampler):
+    """Draws offline and online rows on an accelerator; the plan of a batch is its number of offline rows."""
+
+    def __init__(self, offline: DeviceSampler, online: DeviceSampler) -> None:
+        super().__init__(online.generator)
+        self.offline, self.online = offline, online
+
+    def forward(self, batch_size: int, plan: Hashable = None) -> Batch:
+        """Draw a minibatch; its first rows are offline data."""
+        count = cast(int, plan)
+        if count in (0, batch_size):
+            batch: Batch = (self.offline if count else self.online)(batch_size)
+            return batch
+        return join(self.offline(count), self.online(batch_size - count))
 
 
 def join(offline: Batch, online: Batch) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rl_training.config import parse_settings
 from rl_training.data.column_checks import check_column, is_finite, terminations_at_limit
+from rl_training.data.device_sampling import DatasetSampler, DeviceSampler
 from rl_training.data.formats.columns import Columns, canonical
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import DatasetError
@@ -44,6 +45,7 @@ class TransitionDataset:
         self.generator = torch.Generator().manual_seed(seed)
         self.returns: Array | None = None
         self._tensors: dict[str, Tensor] | None = None
+        self._sampler: DatasetSampler | None = None
         self._fingerprint: str | None = None
         self._rows = None if usable is None else torch.from_numpy(np.flatnonzero(usable))
 
@@ -261,25 +263,21 @@ class TransitionDataset:
 
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` transitions uniformly, with replacement."""
-        tensors = self._tensors or self._make_tensors()
-        rows = len(self) if self._rows is None else len(self._rows)
-        index = torch.randint(rows, (batch_size,), generator=self.generator, device=self.device)  # [B]
-        if self._rows is not None:
-            index = self._rows.index_select(0, index)  # [B], rows that are usable
-        if "next_observations" in tensors:
-            next_observations = tensors["next_observations"].index_select(0, index)  # [B, D]
-        else:
-            following = index + tensors["has_follower"].index_select(0, index)  # [B]
-            next_observations = tensors["observations"].index_select(0, following)  # [B, D]
-        return Batch(
-            observations=tensors["observations"].index_select(0, index),  # [B, D], with goals [B, D + G]
-            actions=tensors["actions"].index_select(0, index),  # [B, A], discrete: [B, 1]
-            rewards=tensors["rewards"].index_select(0, index),  # [B]
-            next_observations=next_observations,
-            terminated=tensors["terminated"].index_select(0, index),  # [B], 0.0 or 1.0
-            returns=tensors["returns"].index_select(0, index) if self.returns is not None else None,  # [B]
-            offline_rows=batch_size,
-        )
+        batch: Batch = self._sampler_of_rows()(batch_size)
+        return batch
+
+    def device_sampler(self) -> DeviceSampler | None:
+        """Return what draws the batches on an accelerator; None on the CPU."""
+        return None if self.device.type == "cpu" else self._sampler_of_rows()
+
+    def plan(self, batch_size: int) -> Hashable:
+        """Return None: all batches are drawn in the same way."""
+        return None
+
+    def _sampler_of_rows(self) -> DatasetSampler:
+        if self._sampler is None or self._sampler.has_returns != (self.returns is not None):
+            self._sampler = DatasetSampler(self._tensors or self._make_tensors(), self._rows, self.generator)
+        return self._sampler
 
     def policy_observations(self) -> Tensor:
         """Return the observations of all rows as a policy sees them, ``[N, policy_dim]``, on the device."""
@@ -301,13 +299,14 @@ class TransitionDataset:
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
         """Return what a resumed run needs: the random state and the fingerprint of the data, not the data itself."""
-        return {"generator": self.generator.get_state(), "fingerprint": self.fingerprint()}
+        generator = (self._sampler or self).generator
+        return {"generator": generator.get_state(), "fingerprint": self.fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned, if the data is still the same."""
         if not same_data(state["fingerprint"], self.fingerprint()):
             raise DatasetError("this is not the data the run was started with: its content or order has changed")
-        self.generator.set_state(state["generator"].cpu())
+        (self._sampler or self).generator.set_state(state["generator"].cpu())
 
     def _make_tensors(self) -> dict[str, Tensor]:
         """Put the sampled columns on the device; on the CPU the tensors share memory with the arrays."""

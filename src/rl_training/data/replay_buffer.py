@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rl_training.config import Settings
+from rl_training.data.device_sampling import DeviceSampler, RingSampler, rows_to_batch
 from rl_training.data.row_ring import RowRing
 from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
 from rl_training.types import Batch, Observation, SpaceSpec, flatten_goal_observation
@@ -50,6 +52,9 @@ class ReplayBuffer:
         }
         self.ring = RowRing(capacity, widths, device)
         self.generator = torch.Generator(device).manual_seed(seed)
+        self._sampler: RingSampler | None = None
+        if self.ring.device.type != "cpu":
+            self._sampler = RingSampler(self.ring.rows, self.ring.columns, self.generator)
 
     def __len__(self) -> int:
         return min(self.ring.written, self.ring.capacity)
@@ -81,20 +86,26 @@ class ReplayBuffer:
             rewards = self.reward_transform.apply(np.asarray(rewards, np.float64))
         fields = [observations, actions, np.stack([rewards, terminated], axis=1), next_observations]
         self.ring.append(torch.from_numpy(np.concatenate(fields, axis=1, dtype=np.float32)).to(self.ring.device))
+        if self._sampler is not None:
+            self._sampler.count.fill_(len(self))
 
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` transitions."""
         if not len(self):
             raise ValueError(f"{type(self).__name__} is empty: add transitions before you sample")
-        slots = torch.randint(len(self), (batch_size,), generator=self.generator, device=self.ring.device)  # [B]
-        rows, columns = self.ring.rows.index_select(0, slots), self.ring.columns  # [B, width]
-        return Batch(
-            observations=rows[:, columns["observation"]],  # [B, policy_dim]
-            actions=rows[:, columns["action"]],  # [B, action_dim]
-            rewards=rows[:, columns["reward"].start],  # [B]
-            next_observations=rows[:, columns["next_observation"]],  # [B, policy_dim]
-            terminated=rows[:, columns["terminated"].start],  # [B]
-        )
+        if self._sampler is not None:
+            batch: Batch = self._sampler(batch_size)
+            return batch
+        slots = torch.randint(len(self), (batch_size,), generator=self.generator)  # [B]
+        return rows_to_batch(self.ring.rows.index_select(0, slots), self.ring.columns)
+
+    def device_sampler(self) -> DeviceSampler | None:
+        """Return what draws the batches on an accelerator; None on the CPU."""
+        return self._sampler
+
+    def plan(self, batch_size: int) -> Hashable:
+        """Return None: all batches are drawn in the same way."""
+        return None
 
     def discard_open_episode(self, env_index: int) -> None:
         """Do nothing: the transitions of an unfinished episode can be sampled like all others."""
@@ -105,7 +116,7 @@ class ReplayBuffer:
         state: dict[str, Any] = {
             "written": ring.written,
             "capacity": ring.capacity,
-            "generator": self.generator.get_state(),
+            "generator": (self._sampler or self).generator.get_state(),
         }
         if with_rows:
             state["rows"] = self.ring.read(self.oldest_row, self.ring.written)
@@ -114,6 +125,8 @@ class ReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned into a buffer of the same capacity and spaces."""
         self.ring.set_written(int(state["written"]), int(state["capacity"]))
-        self.generator.set_state(state["generator"].cpu())
+        (self._sampler or self).generator.set_state(state["generator"].cpu())
         if "rows" in state:
             self.ring.write(self.oldest_row, state["rows"])
+        if self._sampler is not None:
+            self._sampler.count.fill_(len(self))

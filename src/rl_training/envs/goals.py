@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import count as numbers
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rl_training.envs.builtin import PointGoal1DEnv
 from rl_training.envs.play import play
@@ -39,6 +42,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+TensorFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 SUCCESS_KEYS = ("is_success", "success")
 
@@ -138,12 +142,16 @@ class GoalRewards:
         size = float(cast(Any, threshold)) if is_number else 0.0
         self.distance_threshold = size if size > 0 else None
         self._env_reward = self._choose(env, "compute_reward", achieved, desired)
-        self._distance_reward: Callable[[Array, Array], Array] | None = None
+        self._distance_reward: DistanceRule | None = None
         if self.distance_threshold is not None:
-            self._distance_reward = _as_distance_reward(self._env_reward, achieved, self.distance_threshold)
+            self._distance_reward = find_distance_rule(self._env_reward, achieved, self.distance_threshold)
+        self._torch_reward = _matching_torch_reward(env, self._env_reward, achieved, desired)
         self._batches = 0
         has_termination = env.has_wrapper_attr("compute_terminated")
         self._terminated = self._choose(env, "compute_terminated", achieved, desired) if has_termination else None
+        self._distance_terminated = None
+        if self._terminated is not None and self.distance_threshold is not None:
+            self._distance_terminated = find_distance_rule(self._terminated, achieved, self.distance_threshold)
         values = np.unique((self._distance_reward or self._env_reward)(achieved, desired)) + 0.0  # + 0.0: no -0
         binary = len(values) == 2 and bool(np.isfinite(values).all())
         self.reward_range = self._transform.apply_range((float(values[0]), float(values[1]))) if binary else None
@@ -170,6 +178,23 @@ class GoalRewards:
         if self._distance_reward is None:  # the distance form has two values, and the range holds both
             self._include(rewards)
         return rewards
+
+    def on_device(self) -> DeviceRewards | None:
+        """Return the rewards and terminations as functions of tensors; None if the environment must compute them."""
+        reward: TensorFunction | None = self._torch_reward
+        if reward is None and self._distance_reward is not None:
+            reward = self._distance_reward.of_tensors
+        if reward is None or (self._terminated is not None and self._distance_terminated is None):
+            return None
+        terminated = None if self._distance_terminated is None else self._distance_terminated.of_tensors
+        return DeviceRewards(reward, terminated, self._transform)
+
+    @property
+    def why_not_on_device(self) -> str:
+        """Why ``on_device`` returns None, for a message."""
+        reward = self._torch_reward or self._distance_reward
+        function = "compute_reward" if reward is None else "compute_terminated"
+        return f"{function} of {self._name} is not a test of the distance of the goals"
 
     def check_play(self, rewards: Array, achieved_goals: Array, desired_goals: Array) -> None:
         """Compare the assumptions about the reward with the rewards of a played episode.
@@ -276,30 +301,74 @@ GoalFunctions = GoalRewards
 """The name of ``GoalRewards`` before 0.2."""
 
 
-def _as_distance_reward(
-    reward: Callable[..., Array], achieved: Array, threshold: float
-) -> Callable[[Array, Array], Array] | None:
-    """Return a fast form of ``reward`` if it has two values and depends only on the distance of the goals.
+@dataclass(frozen=True)
+class DistanceRule:
+    """A function of two goals that has one value up to a distance and another one beyond it."""
 
-    Most sparse goal tasks have such a reward. The fast form is used only if it gives the same rewards around the
-    threshold, from equal goals to far ones, in random directions. Otherwise this returns None, and the environment
-    computes the reward.
+    threshold: float
+    near: float
+    far: float
+
+    def __call__(self, achieved_goals: Array, desired_goals: Array) -> Array:
+        """Return the values ``[B]`` of goals ``[B, D]``."""
+        offset = achieved_goals - desired_goals
+        ones = np.ones(offset.shape[1], np.float32)
+        near = np.sqrt((offset * offset) @ ones) <= self.threshold
+        values: Array = np.where(near, np.float32(self.near), np.float32(self.far))
+        return values
+
+    def of_tensors(self, achieved_goals: Tensor, desired_goals: Tensor) -> Tensor:
+        """Return the values ``[B]`` of goals ``[B, D]`` on their device."""
+        distance = (achieved_goals - desired_goals).square().sum(-1).sqrt()
+        return torch.where(distance <= self.threshold, self.near, self.far)
+
+
+class DeviceRewards(NamedTuple):
+    """Rewards and terminations of goals ``[B, D]``, computed on an accelerator without the environment."""
+
+    raw_reward: TensorFunction
+    raw_terminated: TensorFunction | None
+    transform: RewardTransform
+
+    def rewards(self, achieved_goals: Tensor, desired_goals: Tensor) -> Tensor:
+        """Return the transformed rewards ``[B]``."""
+        return self.transform.of_tensors(self.raw_reward(achieved_goals, desired_goals))
+
+    def terminated(self, achieved_goals: Tensor, desired_goals: Tensor) -> Tensor | None:
+        """Return ``[B]`` of 0 and 1; None if replaced goals keep the termination of their row."""
+        return None if self.raw_terminated is None else self.raw_terminated(achieved_goals, desired_goals)
+
+
+def find_distance_rule(function: Callable[..., Array], achieved: Array, threshold: float) -> DistanceRule | None:
+    """Return ``function`` as a distance rule if it is one: two values that depend on the distance of the goals only.
+
+    Most sparse goal tasks have such a reward. The rule is used only if it gives the same values around the threshold,
+    from equal goals to far ones, in random directions. Otherwise this returns None, and the environment computes them.
     """
     rng = np.random.default_rng(0)
     directions = rng.normal(size=achieved.shape)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     factors = np.resize([0.0, 0.5, 0.98, 0.999, 1.001, 1.02, 1.5, 2.0, 10.0, 100.0, 1e3, 1e4], len(achieved))
     desired = (achieved + directions * (factors * threshold)[:, None]).astype(np.float32)
-    expected = reward(achieved, desired)
-    near, far = expected[0], expected[9]  # at factors 0 and 100
-    ones = np.ones(achieved.shape[1], np.float32)
+    expected = function(achieved, desired)
+    rule = DistanceRule(threshold, near=float(expected[0]), far=float(expected[9]))  # at factors 0 and 100
+    return rule if np.array_equal(rule(achieved, desired), expected) else None
 
-    def distance_reward(achieved_goals: Array, desired_goals: Array) -> Array:
-        offset = achieved_goals - desired_goals
-        rewards: Array = np.where(np.sqrt((offset * offset) @ ones) <= threshold, near, far)
-        return rewards
 
-    return distance_reward if np.array_equal(distance_reward(achieved, desired), expected) else None
+def _matching_torch_reward(
+    env: gym.Env[Any, Any], reward: Callable[..., Array], achieved: Array, desired: Array
+) -> TensorFunction | None:
+    """Return the environment's ``compute_reward_torch``, if it has one that agrees with ``compute_reward``."""
+    if not env.has_wrapper_attr("compute_reward_torch"):
+        return None
+    function: TensorFunction = env.get_wrapper_attr("compute_reward_torch")
+    found = function(torch.from_numpy(achieved), torch.from_numpy(desired)).numpy()
+    if found.shape != (len(achieved),) or not np.allclose(found, reward(achieved, desired), rtol=1e-5, atol=1e-6):
+        raise EnvError(
+            f"{env_name(env)}: compute_reward_torch and compute_reward differ on goals of random play:"
+            " expected the same rewards"
+        )
+    return function
 
 
 def env_name(env: gym.Env[Any, Any]) -> str:

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from rl_training.config import Settings
 
@@ -46,6 +47,13 @@ class RewardTransformConfig(Settings):
             rewards = rewards * self.scale + self.shift
         if self.clip_min is not None or self.clip_max is not None:
             rewards = np.clip(rewards, self.clip_min, self.clip_max)
+        return rewards
+
+    def of_tensors(self, rewards: Tensor) -> Tensor:
+        """Transform a tensor of rewards of any shape, on its device."""
+        rewards = rewards * self.scale + self.shift
+        if self.clip_min is not None or self.clip_max is not None:
+            rewards = rewards.clamp(self.clip_min, self.clip_max)
         return rewards
 
     def apply_range(self, reward_range: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -89,6 +97,12 @@ class RewardTransform:
         """Transform an array of rewards of any shape."""
         for step in self.steps:
             rewards = step.apply(rewards)
+        return rewards
+
+    def of_tensors(self, rewards: Tensor) -> Tensor:
+        """Transform a tensor of rewards of any shape, on its device."""
+        for step in self.steps:
+            rewards = step.of_tensors(rewards)
         return rewards
 
     def apply_range(self, reward_range: tuple[float, float] | None) -> tuple[float, float] | None:

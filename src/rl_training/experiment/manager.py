@@ -24,7 +24,7 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.outcome import RESULT, read_result
 from rl_training.runtime.progress import ProgressCallback
-from rl_training.runtime.run import load_learner, resume, train
+from rl_training.runtime.run import load_learner, resume, resume_stack, stack_members, train, train_stack
 from rl_training.runtime.run_lock import lock_configuration
 from rl_training.runtime.settings import ConfigSource, complete_config
 
@@ -68,6 +68,48 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
             if CheckpointStore(run_dir).candidates([]):  # there is none if it ended before its first checkpoint
                 return resume_experiment(run_dir, progress_bar=progress_bar)
         return train_experiment(config, name=name, progress_bar=progress_bar)
+
+
+def train_stack_experiment(
+    configs: Sequence[TrainConfig], *, name: str | None = None, progress_bar: bool = False, resume_auto: bool = False
+) -> list[TrainResult]:
+    """Train several runs together on one device, each in a new run folder, and write their reports.
+
+    ``resume_auto`` goes on with the stack of these configurations below their ``output_dir``, if there is one.
+    """
+    callbacks = _with_progress((), progress_bar)
+    earlier = _stack_of(configs) if resume_auto else None
+    with _same_working_folder():
+        if earlier is not None:
+            results = resume_stack(earlier, callbacks)
+        else:
+            results = train_stack(configs, callbacks, run_name=name)
+    for result in results:
+        _report(result)
+    return results
+
+
+def resume_stack_experiment(
+    run_dir: Path, *, progress_bar: bool = False, overrides: Iterable[str] = ()
+) -> list[TrainResult]:
+    """Continue all runs of the stack that a run belongs to, and write their reports again."""
+    with _same_working_folder():
+        results = resume_stack(run_dir, _with_progress((), progress_bar), overrides=overrides)
+    for result in results:
+        _report(result)
+    return results
+
+
+def _stack_of(configs: Sequence[TrainConfig]) -> Path | None:
+    """Return a run of the newest stack that has these configurations and a checkpoint."""
+    for run_dir in _runs_of(configs[0]):
+        members = stack_members(run_dir)
+        found = [load_config(member / "config.yaml") for member in members if (member / "config.yaml").is_file()]
+        if [_identity(config) for config in found] == [_identity(config) for config in configs] and all(
+            CheckpointStore(member).candidates([]) for member in members
+        ):
+            return run_dir
+    return None
 
 
 def resume_experiment(

@@ -92,7 +92,9 @@ def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, d
             f"{key} = {name!r} does not suit {task}: it needs {learner_type.actions} actions and these are {found};"
             f" expected one of {', '.join(algorithms_for(found))}"
         )
-    return learner_type(spec, settings.learner, device=device, seed=config.seed)
+    learner = learner_type(spec, settings.learner, device=device, seed=config.seed)
+    learner.computes_in_bfloat16 = config.precision == "bf16"
+    return learner
 
 
 def required_env_id(config: TrainConfig) -> str:

@@ -98,13 +98,16 @@ class CheckpointStore:
             raise CheckpointError(f"{path}: checkpoint not written, earlier ones are intact: {error}") from error
         return path
 
-    def load_newest_intact(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def load_newest_intact(self, last: tuple[int, int] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return state and manifest of ``latest`` or, if that is damaged, of the newest intact checkpoint before it.
 
-        Nothing on the disk is changed; call ``discard_newer`` for that once the state is known to fit.
+        ``last`` names the newest checkpoint that counts, by its steps and updates; unset: ``latest``. Nothing on the
+        disk is changed; call ``discard_newer`` for that once the state is known to fit.
         """
         damage: list[str] = []
         for path in self.candidates(damage):
+            if last is not None and _order(path) > last:
+                continue
             try:
                 manifest, state = read_whole(path)
             except DamagedCheckpointError as error:
@@ -150,6 +153,10 @@ class CheckpointStore:
         if latest is None and (self.folder / "latest").exists():  # a kill can prevent the very first one
             damage.append(f"{self.folder / 'latest'}: names no checkpoint")
         return [path for path in reversed(self._checkpoints()) if latest is None or _order(path) <= _order(latest)]
+
+    def orders(self) -> set[tuple[int, int]]:
+        """Return the steps and updates of the checkpoints that may be resumed from."""
+        return {_order(path) for path in self.candidates([])}
 
     def _write(self, path: Path, state: dict[str, Any], metadata: dict[str, Any], replay: Replay | None) -> None:
         """Write the new rows and the checkpoint that lists them; if that fails, remove what was written of it."""

@@ -9,10 +9,9 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import Settings
@@ -27,6 +26,7 @@ from rl_training.types import Observation, SpaceSpec
 Array = NDArray[Any]
 
 _NO_REWARD = np.zeros(0)
+_AT_BOUND = 0.98  # an action beyond it is at the bound of [-1, 1]
 
 
 class ExplorationSettings(Settings):
@@ -88,29 +88,58 @@ class Collector:
         self._returns = np.zeros(self.num_envs)
         self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]  # the actions of each unfinished episode
         self._observations: Observation | None = None
+        self._saturation = [0, 0]  # actions of the policy at their bounds, and all, since the last row of the log
+        self._sent = np.zeros((self.num_envs, self.spec.action_dim), np.float32)
 
     def step(self, progress: float, random: bool) -> Transition:
         """Take one step in every environment. ``random`` ignores the policy; ``progress`` (0 to 1) is for schedules."""
-        undo = self._undo()
+        undo = self.undo_point()
         try:
-            return self._step(progress, random)
+            device = self.learner.device
+            inputs, *others = (torch.from_numpy(part).to(device) for part in self.inputs())
+            for part in (inputs, *others):
+                self.learner.observe(part)
+            actions = None if random else self.learner.act(inputs, deterministic=False).cpu().numpy()
+            self.send(actions, progress)
+            return self.receive()
         except (EnvError, EnvFailedError, Interrupted):
             undo()  # the run is saved as it was before this step, and a resume repeats the step
             raise
 
-    def _step(self, progress: float, random: bool) -> Transition:
+    def inputs(self) -> list[Array]:
+        """Return what the policy sees, ``[E, policy_dim]``, and then what else the normaliser has to see."""
         if self._observations is None:
             self._observations = self._reset(np.ones(self.num_envs, bool))
         observations = self._observations
-        inputs = torch.from_numpy(self._flat(observations)).to(self.learner.device)
-        self.learner.observe(inputs)
+        parts = [self._flat(observations)]
         if isinstance(observations, dict) and self.learner.normalizer is not None:
             # Hindsight uses achieved goals as desired goals, so the normaliser must see their scale as well.
-            hindsight = {**observations, "desired_goal": observations["achieved_goal"]}
-            self.learner.observe(torch.from_numpy(self._flat(hindsight)).to(self.learner.device))
-        actions = random_actions(self.spec, self.rng, self.num_envs) if random else self._explore(inputs, progress)
+            parts.append(self._flat({**observations, "desired_goal": observations["achieved_goal"]}))
+        return parts
+
+    def send(self, actions: Array | None, progress: float) -> None:
+        """Send actions ``[E, action_dim]`` of the policy, with exploration added, to the environments; None: random."""
+        if actions is None:
+            actions = random_actions(self.spec, self.rng, self.num_envs)
+        else:
+            if not self.spec.is_discrete:
+                self._saturation[0] += int((np.abs(actions) > _AT_BOUND).sum())
+                self._saturation[1] += actions.size
+            actions = self._explore(actions, progress)
         require_finite_actions(actions, self.learner)
-        next_observations, rewards, terminated, truncated, infos = self.envs.step(self.spec.to_env(actions))
+        self._sent = actions
+        if isinstance(self.envs, AsyncVectorEnv):
+            self.envs.step_async(self.spec.to_env(actions))
+
+    def receive(self) -> Transition:
+        """Wait for the step of every environment."""
+        assert self._observations is not None  # ``inputs`` came first
+        observations, actions = self._observations, self._sent
+        if isinstance(self.envs, AsyncVectorEnv):
+            answer = self.envs.step_wait()
+        else:
+            answer = self.envs.step(self.spec.to_env(actions))
+        next_observations, rewards, terminated, truncated, infos = answer
         require_finite_step(next_observations, rewards)
         for index in range(self.num_envs):
             self._actions[index].append(actions[index])
@@ -133,6 +162,12 @@ class Collector:
             metrics["rollout/success_rate"] = float(np.mean(successes))
         return metrics
 
+    def take_saturation(self) -> dict[str, float]:
+        """Return the share of the policy's actions at their bounds since the last call."""
+        saturated, count = self._saturation
+        self._saturation = [0, 0]
+        return {"rollout/saturated_actions": saturated / count} if count else {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs, unfinished episodes included."""
         observations = self._observations
@@ -145,6 +180,7 @@ class Collector:
                 str(i): np.array(actions).reshape(-1, self.spec.action_dim) for i, actions in enumerate(self._actions)
             },
             "observations": None if observations is None else self._flat(observations),
+            "saturation": list(self._saturation),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
@@ -157,6 +193,7 @@ class Collector:
         if len(state["episodes"]) != self.num_envs:
             raise ValueError(f"there are {self.num_envs} environments, the stored run had {len(state['episodes'])}")
         self.rng.bit_generator.state = state["rng"]
+        self._saturation = list(state.get("saturation", [0, 0]))  # states from before 0.3 have none
         self.finished.clear()
         self.finished.extend(EpisodeRecord(*record) for record in state["finished"])
         self._episodes, self._returns = state["episodes"].copy(), state["returns"].copy()
@@ -177,8 +214,7 @@ class Collector:
         """Close the environments."""
         self.envs.close()
 
-    def _explore(self, inputs: Tensor, progress: float) -> Array:
-        actions = self.learner.act(inputs, deterministic=False).cpu().numpy()
+    def _explore(self, actions: Array, progress: float) -> Array:
         if self._noise > 0 and not self.spec.is_discrete:
             noise = self.rng.normal(scale=self._noise, size=actions.shape)
             actions = np.clip(actions + noise, -1.0, 1.0).astype(np.float32)
@@ -188,12 +224,16 @@ class Collector:
             actions = np.where(chosen[:, None], random_actions(self.spec, self.rng, self.num_envs), actions)
         return actions
 
-    def _undo(self) -> Callable[[], None]:
-        """Return a function that restores the state before a step, for a step in which an environment fails."""
+    def undo_point(self) -> Callable[[], None]:
+        """Return a function that restores the state of this moment, for a step in which an environment fails.
+
+        Members of a stack share the generator of their noise, and all of them restore it.
+        """
         learner = self.learner
         random_states = self.rng.bit_generator.state, learner.generator.get_state()
         normalizer = None if learner.normalizer is None else copy.deepcopy(learner.normalizer.state_dict())
         counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
+        saturation = list(self._saturation)
         episodes = [(actions, len(actions)) for actions in self._actions]
 
         def undo() -> None:
@@ -202,6 +242,7 @@ class Collector:
             if learner.normalizer is not None and normalizer is not None:
                 learner.normalizer.load_state_dict(normalizer)
             self._observations, self._episodes, self._returns, self.finished = counts
+            self._saturation = saturation
             self._actions = [actions[:length] for actions, length in episodes]
 
         return undo

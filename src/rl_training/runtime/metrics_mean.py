@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,16 @@ class MetricsMean:
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self.last, self._sums, self._counts = {}, {}, {}
         return means
+
+    def move_to_members(self, members: Sequence[MetricsMean]) -> None:
+        """Add the sums of metrics that are ``[members]`` tensors to those of each member, and start over."""
+        for index, member in enumerate(members):
+            member.last.update({name: value[index] for name, value in self.last.items()})
+            for name, total in self._sums.items():
+                before = member._sums.get(name)
+                member._sums[name] = total[index].clone() if before is None else before + total[index]
+                member._counts[name] = member._counts.get(name, 0) + self._counts[name]
+        self.last, self._sums, self._counts = {}, {}, {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs."""

@@ -8,6 +8,7 @@ import math
 import sysconfig
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium as gym
@@ -34,11 +35,27 @@ def run_to_end(trainer: Trainer, run_dir: Path) -> TrainResult:
     A run that fails keeps a checkpoint, ``result.json`` with status ``failed`` and the traceback in ``traceback.txt``.
     """
     state = trainer.state
+    remove_old_outcome(run_dir)
+    with recorded_failure(trainer), stop_on_signals(lambda name: state.stop(f"{INTERRUPTED} by {name}")):
+        trainer.run()
+    return finished(trainer)
+
+
+def remove_old_outcome(run_dir: Path) -> None:
+    """Remove what an earlier part of this run said about its end."""
     try:
         for name in (RESULT, TRACEBACK):
-            (run_dir / name).unlink(missing_ok=True)  # from an earlier part of this run
-        with stop_on_signals(lambda name: state.stop(f"{INTERRUPTED} by {name}")):
-            trainer.run()
+            (run_dir / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{run_dir}: cannot be written to: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def recorded_failure(trainer: Trainer) -> Iterator[None]:
+    """Write down a failure of a run in its folder, keep a checkpoint if that makes sense, and raise it again."""
+    run_dir = trainer.run_dir
+    try:
+        yield
     except CheckpointError:
         raise  # the disk is full or gone, so nothing more can be written
     except RLTrainingError as error:
@@ -48,6 +65,11 @@ def run_to_end(trainer: Trainer, run_dir: Path) -> TrainResult:
         culprit = _culprit(error)
         message = f"{culprit or 'training'} failed with {describe(error)}"
         raise RunFailedError(_record_failure(trainer, run_dir, error, message, keep=culprit is not None)) from error
+
+
+def finished(trainer: Trainer) -> TrainResult:
+    """Write the result of a run that has not failed, and return it."""
+    state, run_dir = trainer.state, trainer.run_dir
     reason = state.stop_reason or "unknown"
     status = "interrupted" if state.interrupted else "stopped" if reason.startswith("early stopping") else "completed"
     if state.update_count == 0 and status == "completed":

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
 import torch
 
 from rl_training.algorithms.base import Learner
-from rl_training.config import TrainConfig, load_config, parse_config
+from rl_training.config import TrainConfig, differences, load_config, parse_config
 from rl_training.data import TransitionDataset
 from rl_training.envs.consent import approve, judge_run, mark_own_run
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.json_output import to_json
 from rl_training.runtime.build import build_learner, build_run
 from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
 from rl_training.runtime.checkpoint_files import read_checkpoint, sync_folder, write_durably
@@ -22,13 +25,17 @@ from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.initialization import initialize
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.machine import machine_facts, package_version
-from rl_training.runtime.outcome import run_to_end
+from rl_training.runtime.outcome import read_result, run_to_end
 from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.settings import ConfigSource, complete_config, parse_run, read_config
+from rl_training.runtime.stack import RunStack
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import SpaceSpec
 
 TrainFunction = Callable[..., TrainResult]
+
+STACK = "stack.json"
+"""The file of a run that names the runs it was trained together with."""
 
 
 def train(
@@ -100,6 +107,88 @@ def resume(
         return run_to_end(trainer, run_dir)
 
 
+def train_stack(
+    configs: Sequence[TrainConfig], callbacks: Sequence[Callback] = (), *, run_name: str | None = None
+) -> list[TrainResult]:
+    """Train several runs together on one device, each in a new folder; ``callbacks`` follow the first run.
+
+    The configurations may differ in their seeds and in numbers that change no shape, such as learning rates.
+    """
+    configs = [complete_config(config) for config in configs]
+    _require_same(configs)
+    approve(configs[0].env_id)
+    trainers = []
+    for index, config in enumerate(configs):
+        trainer, run_dir = _assemble(config, callbacks if index == 0 else (), run_name=run_name)
+        mark_own_run(run_dir, config.env_id)
+        trainers.append(trainer)
+    members = [trainer.run_dir.name for trainer in trainers]
+    for trainer in trainers:
+        write_durably(trainer.run_dir / STACK, to_json({"members": members}, indent=1) + "\n")
+    with _locked(trainers):
+        return RunStack(trainers).run()
+
+
+def stack_members(run_dir: Path) -> list[Path]:
+    """Return the folders of the stack that a run belongs to, itself included; empty if it was trained alone."""
+    try:
+        names = json.loads((run_dir / STACK).read_text(encoding="utf-8"))["members"]
+        folders = [run_dir.parent / Path(str(name)).name for name in names]
+    except FileNotFoundError:
+        return []
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{run_dir / STACK}: cannot be read: {error}") from None
+    return folders
+
+
+def resume_stack(
+    run_dir: Path, callbacks: Sequence[Callback] = (), *, overrides: Iterable[str] = ()
+) -> list[TrainResult]:
+    """Continue all runs of a stack from the newest checkpoint that those have in common which have not ended."""
+    overrides, folders = list(overrides), [folder.absolute() for folder in stack_members(run_dir.absolute())]
+    missing = [folder for folder in folders if not (folder / "config.yaml").is_file()]
+    if missing:
+        raise CheckpointError(f"{run_dir}: the run was trained together with {missing[0]}, which is not there")
+    configs = [load_config(folder / "config.yaml", overrides) for folder in folders]
+    for folder, config in zip(folders, configs, strict=True):
+        judge_run(folder, config.env_id)
+    parts = zip(configs, folders, strict=True)
+    trainers = [
+        _assemble(config, callbacks if index == 0 else (), run_dir=folder)[0]
+        for index, (config, folder) in enumerate(parts)
+    ]
+    outcomes = [read_result(folder) for folder in folders]
+    ended = {i for i, result in enumerate(outcomes) if result is not None and result.status in ("stopped", "failed")}
+    going_on = [trainer for index, trainer in enumerate(trainers) if index not in ended]
+    common = set[tuple[int, int]].intersection(*(trainer.store.orders() for trainer in going_on)) if going_on else set()
+    if going_on and not common:
+        raise CheckpointError(f"{run_dir}: the runs of its stack have no checkpoint in common to resume from")
+    with _locked(trainers):
+        for index, trainer in enumerate(trainers):
+            trainer.restore(None if index in ended else max(common))
+            if overrides:
+                write_durably(trainer.run_dir / "config.yaml", configs[index].to_yaml())
+        return RunStack(trainers, ended).run()
+
+
+@contextlib.contextmanager
+def _locked(trainers: Sequence[Trainer]) -> Iterator[None]:
+    with contextlib.ExitStack() as locks:
+        for trainer in trainers:
+            locks.enter_context(lock_run(trainer.run_dir))
+        yield
+
+
+def _require_same(configs: Sequence[TrainConfig]) -> None:
+    """Refuse members of a stack that differ in more than seeds and numbers of the algorithm."""
+    first = configs[0].model_dump(mode="json")
+    for config in configs[1:]:
+        for key, one, other in differences(first, config.model_dump(mode="json")):
+            numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
+            if key != "seed" and not (key.startswith("algo_kwargs.") and numbers):
+                raise ConfigError(f"{key} = {one!r} and {other!r}: runs of one stack must have the same {key}")
+
+
 def load_learner(checkpoint: Path, device: str = "cpu") -> tuple[Learner, TrainConfig]:
     """Rebuild the learner of a checkpoint, without its environment, and the configuration it was trained with."""
     manifest, state = read_checkpoint(checkpoint, part="learner")
@@ -142,8 +231,11 @@ def _assemble(
     """Build the trainer of a run. Nothing is written before all parts are built."""
     output_dir = config.output_dir.absolute()  # an environment may change the working folder
     torch.set_num_threads(config.num_threads)
+    device = resolve_device(config.device)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     settings = parse_run(config)
-    components = build_run(config, settings, resolve_device(config.device), dataset)
+    components = build_run(config, settings, device, dataset)
     if run_dir is None:  # a resumed run loads its own weights
         initialize(components.learner, settings)
     run_dir = run_dir or _new_run_dir(config, output_dir, run_name)

@@ -7,14 +7,24 @@ differ between algorithms are data: a row of the table of algorithms, and the le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_training.algorithms.base import LearnerSettings
 from rl_training.algorithms.table import ALGORITHMS, DEFAULT_BACKEND, Algorithm, find_algorithm
-from rl_training.config import Settings, TrainConfig, check_settings, load_config, parse_config, unknown_key
+from rl_training.config import (
+    Settings,
+    TrainConfig,
+    check_settings,
+    config_path,
+    load_config,
+    parse_config,
+    parse_overrides,
+    read_yaml,
+    unknown_key,
+)
 from rl_training.data.dataset_loaders import DatasetSettings, RewardSettings
 from rl_training.data.her_replay_buffer import HindsightSettings
 from rl_training.data.replay_buffer import ReplaySettings
@@ -88,6 +98,32 @@ def read_config(source: ConfigSource, overrides: Iterable[str] = (), *, algo: st
         raise ConfigError(f"algo = {config.algo!r}: expected {algo!r} here")
     parse_run(config)
     return config
+
+
+def read_stack(source: str | Path, overrides: Iterable[str], seeds: Sequence[int] | None) -> list[TrainConfig]:
+    """Read the configurations of several runs from one preset or file.
+
+    There is one for each seed and each member of the key ``stack``, which maps settings of the algorithm to lists of
+    numbers, such as ``stack: {learning_rate: [1e-3, 3e-4]}``.
+    """
+    values = parse_overrides(overrides, read_yaml(config_path(source)))
+    stack = values.pop("stack", {})
+    if not isinstance(stack, dict) or not all(isinstance(numbers, list) and numbers for numbers in stack.values()):
+        raise ConfigError(f"{source}: stack = {stack!r}: expected settings with lists, such as gamma: [0.95, 0.98]")
+    lengths = {key: len(numbers) for key, numbers in stack.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"{source}: the lists of stack have the lengths {lengths}: expected the same length")
+    configs = []
+    for seed in [None] if seeds is None else seeds:
+        for index in range(next(iter(lengths.values()), 1)):
+            own = {key: numbers[index] for key, numbers in stack.items()}
+            given = values if seed is None else {**values, "seed": seed}
+            if own:
+                given = {**given, "algo_kwargs": {**(given.get("algo_kwargs") or {}), **own}}
+            config = parse_config(given, where=str(source))
+            parse_run(config)
+            configs.append(config)
+    return configs
 
 
 def complete_config(config: TrainConfig) -> TrainConfig:

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from rl_training.config import differences
+from rl_training.data import HERReplayBuffer
 from rl_training.errors import CheckpointError, DatasetError
 from rl_training.interrupts import Interrupted
-from rl_training.runtime.acceleration import accelerated_update
+from rl_training.runtime.acceleration import accelerated_updates
 from rl_training.runtime.budget import Budget
 from rl_training.runtime.build import RunComponents
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore
+from rl_training.runtime.collector import Transition
 from rl_training.runtime.controls import INTERRUPTED, TrainerState
+from rl_training.runtime.diagnosis import Diagnosis
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
@@ -55,8 +58,9 @@ class Trainer:
         collection = settings.collection if settings.online else None
         self.budget = Budget(self.state, total_steps, settings.loop.max_updates, pretrain_updates, collection)
         self._goals, self._reward_range = components.goals, self.learner.spec.reward_range
-        self._update = accelerated_update(self.learner)
-        self._train_metrics = MetricsMean()
+        self._update = accelerated_updates(self.learner, self.experience, settings.learner.batch_size)
+        self.train_metrics = MetricsMean()
+        self._diagnosis = Diagnosis()
         self._restored_at: tuple[int, int] | None = None
         self._restored_unevaluated = False
         self._saved_at: tuple[int, int] | None = None
@@ -74,45 +78,82 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end. Callbacks and logs are closed even if training fails."""
+        self.start()
+        try:
+            try:
+                self._loop()
+            except Interrupted as request:  # the step was undone, or the evaluation is still due
+                self.interrupt(str(request))
+            self.finish()
+        finally:
+            self.close()
+
+    def start(self) -> None:
+        """Open the logs and tell the callbacks."""
         self._stop_at_budget()  # a finished run that is resumed has nothing left to do
         self.logger.open(resume_at=self._restored_at)
         self._restart_clock()
         for callback in self.callbacks:
             callback.on_training_start(self)
-        try:
-            try:
-                self._loop()
-            except Interrupted as request:  # the step was undone, or the evaluation is still due
-                self.state.should_stop, self.state.stop_reason = True, f"{INTERRUPTED} by {request}"
-            if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
-                self.save()  # the signal came before the first step, or after this one had been reported
-            self.logger.note("stop_reason", self.state.stop_reason or "", self.state.global_step)
-        finally:
-            for callback in self.callbacks:
-                callback.on_training_end(self)
-            for part in (self.collector, self.evaluator, self.logger):
-                if part is not None:
-                    part.close()
+
+    def interrupt(self, signal: str) -> None:
+        """End the run because of a signal that cut off a step or an evaluation."""
+        self.state.should_stop, self.state.stop_reason = True, f"{INTERRUPTED} by {signal}"
+
+    def finish(self) -> None:
+        """Save what an interruption left unsaved, and log why the run ended."""
+        if self.state.interrupted and self._saved_at != (self.state.global_step, self.state.update_count):
+            self.save()  # the signal came before the first step, or after this one had been reported
+        self.logger.note("stop_reason", self.state.stop_reason or "", self.state.global_step)
+
+    def close(self) -> None:
+        """Close the environments and the logs."""
+        for callback in self.callbacks:
+            callback.on_training_end(self)
+        for part in (self.collector, self.evaluator, self.logger):
+            if part is not None:
+                part.close()
 
     def _loop(self) -> None:
         """Collect, learn, call back, evaluate and save until something asks to stop."""
-        if self.state.report_due is not None:
-            self._report_and_save(self.state.report_due[0], going_online=self.state.report_due[1])
-        elif self.settings.init.init_from is not None and self._restored_at is None:
-            self._report_and_save(going_online=True)  # the loaded policy, before the first step changes it
+        self.report_before_first_step()
         while not self.state.should_stop:
             before, pretraining = self.budget.position, self.budget.pretraining
             if not pretraining:
                 self._collect()
-            self._learn()
-            self._stop_at_budget()
-            for callback in self.callbacks:
-                callback.on_step(self)
-            self._report_and_save(before, going_online=pretraining and not self.budget.pretraining)
+            for _ in range(self.prepare_updates()):
+                self.train_metrics.add(self._update())
+                self.state.update_count += 1
+            self.end_step(before, pretraining)
 
-    def restore(self) -> None:
-        """Continue from the latest checkpoint: everything that later steps depend on is restored."""
-        state, manifest = self.store.load_newest_intact()
+    def report_before_first_step(self) -> None:
+        """Repeat a report that was cut off, or evaluate a loaded policy before the first step changes it."""
+        if self.state.report_due is not None:
+            self._report_and_save(self.state.report_due[0], going_online=self.state.report_due[1])
+        elif self.settings.init.init_from is not None and self._restored_at is None:
+            self._report_and_save(going_online=True)
+
+    def is_due(self, before: int, pretraining: bool) -> bool:
+        """Return whether ``end_step`` will evaluate, log or save."""
+        loop = self.settings.loop
+        intervals = (loop.eval_interval, loop.log_interval, loop.checkpoint_interval)
+        ending = self.state.should_stop or self.budget.stop_reason() is not None
+        going_online = pretraining and not self.budget.pretraining
+        return ending or going_online or any(self._crossed(before, interval) for interval in intervals)
+
+    def end_step(self, before: int, pretraining: bool) -> None:
+        """Call back, evaluate, log and save, as far as it is due after a step that started at ``before``."""
+        self._stop_at_budget()
+        for callback in self.callbacks:
+            callback.on_step(self)
+        self._report_and_save(before, going_online=pretraining and not self.budget.pretraining)
+
+    def restore(self, last: tuple[int, int] | None = None) -> None:
+        """Continue from the latest checkpoint: everything that later steps depend on is restored.
+
+        ``last`` names the newest checkpoint that counts, by its steps and updates.
+        """
+        state, manifest = self.store.load_newest_intact(last)
         then, now = manifest["config"].get("seed"), self.metadata["config"]["seed"]
         edited_seed = f"seed = {now} in config.yaml, the checkpoint has {then}" if then != now else ""
         try:
@@ -126,7 +167,7 @@ class Trainer:
             if self.replay is not None:
                 self.store.load_rows(self.replay.ring)
             self.state.load_state_dict(state["trainer"]["state"])
-            self._train_metrics.load_state_dict(state["trainer"])
+            self.train_metrics.load_state_dict(state["trainer"])
             for name, callback in self._named_callbacks().items():
                 if name in state["trainer"]["callbacks"]:
                     callback.load_state_dict(state["trainer"]["callbacks"][name])
@@ -158,20 +199,30 @@ class Trainer:
         if self.collector is None or self.replay is None:
             self.state.global_step += 1
             return
+        self.store_step(self.collector.step(self.budget.progress, self.acts_at_random))
+
+    @property
+    def acts_at_random(self) -> bool:
+        """Whether the next step ignores the policy, because it has not learned anything yet."""
         trained = self.settings.init.init_from is not None or self.budget.pretrain_updates > 0
-        random = self.state.global_step < self.settings.collection.learning_starts and not trained
-        self.replay.add(*cast(Any, self.collector.step(self.budget.progress, random)))
+        return self.state.global_step < self.settings.collection.learning_starts and not trained
+
+    def store_step(self, transition: Transition) -> None:
+        """Store a step of all environments, and tell the callbacks of the episodes it ended."""
+        assert self.collector is not None  # only an online run collects
+        assert self.replay is not None
+        self.replay.add(*cast(Any, transition))
         self.state.global_step += self.collector.num_envs
         for record in self.collector.ended:
             for callback in self.callbacks:
                 callback.on_episode(self, record)
 
-    def _learn(self) -> None:
-        """Do the updates that are due at this step, without waiting for the device."""
+    def prepare_updates(self) -> int:
+        """Return how many updates are due at this step, after telling the parts what has changed for them."""
         settings = self.settings
         if len(self.experience) == 0:  # hindsight has nothing to sample before the first episode is complete
             self.state.last_step_without_data = self.state.global_step
-            return
+            return 0
         if self.mixture is not None:
             self.mixture.ratio = settings.prior.offline_share(self.budget.progress)
         if self._goals is not None and self._goals.reward_range is not self._reward_range:
@@ -180,9 +231,7 @@ class Trainer:
         updates = self.budget.updates_due()
         if updates > 0 and settings.loop.lr_schedule is not None:
             self.learner.scale_learning_rates(settings.loop.lr_schedule(self.budget.learning_progress))
-        for _ in range(updates):
-            self._train_metrics.add(self._update(self.experience.sample(settings.learner.batch_size)))
-            self.state.update_count += 1
+        return updates
 
     def _stop_at_budget(self) -> None:
         """Stop if a budget is used up. The run is then complete, even if a signal came at its last step."""
@@ -202,7 +251,7 @@ class Trainer:
         logging = evaluating or self._crossed(before, settings.log_interval)
         saving = going_online or self._crossed(before, settings.checkpoint_interval)
         if logging or saving or state.should_stop:
-            require_finite_learner(self.learner, self._train_metrics.last)
+            require_finite_learner(self.learner, self.train_metrics.last)
         is_best = False
         if evaluating and self.evaluator is not None:
             state.report_due = (before, going_online)  # stays due if the evaluation is cut off
@@ -248,7 +297,7 @@ class Trainer:
             "collector": self.collector.state_dict() if self.collector is not None else {},
             "trainer": {
                 "state": self.state.state_dict(),
-                **self._train_metrics.state_dict(),
+                **self.train_metrics.state_dict(),
                 "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks().items()},
             },
         }
@@ -262,9 +311,14 @@ class Trainer:
         """Write a row of metrics. Only here does the loop wait for the device."""
         elapsed = max(time.perf_counter() - self._clock, 1e-9)
         state = self.state
-        metrics = self._train_metrics.take()
+        metrics = self.train_metrics.take()
         if self.collector is not None:
             metrics |= self.collector.rollout_metrics()
+        if isinstance(self.replay, HERReplayBuffer) and self.collector is not None:
+            metrics |= self.replay.take_metrics() | self.collector.take_saturation()
+            bounds = getattr(self.learner, "value_bounds", None)
+            for message in self._diagnosis.check(metrics, state.update_count, bounds):
+                warnings.warn(message, stacklevel=2)
         share = self.mixture.take_share() if self.mixture is not None else None
         if share is not None:
             metrics["train/offline_share"] = share

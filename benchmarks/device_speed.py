@@ -1,0 +1,148 @@
+"""Time of sampling and updating on a GPU, alone and as a stack of learners.
+
+    python benchmarks/device_speed.py --device cuda
+
+Prints microseconds for one batch and its update, as a Markdown table, and writes JSON with ``--json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.stack import LearnerStack
+from rl_training.algorithms.table import ALGORITHMS
+from rl_training.data import HERReplayBuffer, TransitionDataset
+from rl_training.data.mixture import Mixture, Source
+from rl_training.envs.goals import DeviceRewards, DistanceRule
+from rl_training.envs.rewards import RewardTransform
+from rl_training.runtime.acceleration import accelerated_updates
+from rl_training.runtime.stack import DataStack
+from rl_training.types import SpaceSpec
+
+FETCH = SpaceSpec(observation_dim=25, action_dim=4, goal_dim=3, reward_range=(-1.0, 0.0))
+PLAIN = SpaceSpec(observation_dim=17, action_dim=6)
+
+
+class Distance:
+    """The part of ``GoalRewards`` that a buffer needs, for a reward of -1 beyond 0.05 and 0 within."""
+
+    reward_range = (-1.0, 0.0)
+    distance_threshold = 0.05
+    recomputes_termination = False
+    rule = DistanceRule(0.05, near=0.0, far=-1.0)
+
+    def rewards(self, achieved: Any, desired: Any) -> Any:
+        """Return the rewards of goals."""
+        return self.rule(achieved, desired)
+
+    def on_device(self) -> DeviceRewards:
+        """Return the same as functions of tensors."""
+        return DeviceRewards(self.rule.of_tensors, None, RewardTransform())
+
+    def check_play(self, *_: Any) -> None:
+        """Accept everything."""
+
+
+def hindsight(device: str, rows: int, seed: int) -> HERReplayBuffer:
+    """Return a buffer with episodes of 50 steps, in half of which the goal moves."""
+    buffer = HERReplayBuffer(FETCH, rows + 1_000, Distance(), device=device, seed=seed)  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed)
+    for episode in range(rows // 51):
+        path = np.cumsum(rng.normal(0, 0.02 * (episode % 2), (51, 3)), axis=0)
+        goal = np.tile(rng.normal(0, 0.1, 3), (51, 1))
+        parts = {"observation": rng.normal(size=(51, 25)), "achieved_goal": path, "desired_goal": goal}
+        buffer.add_episode(parts, rng.uniform(-1, 1, (50, 4)), np.full(50, -1.0))
+    return buffer
+
+
+def logged(device: str, rows: int, seed: int) -> TransitionDataset:
+    """Return random transitions."""
+    rng = np.random.default_rng(seed)
+    ends = np.arange(rows) % 1000 == 999
+    columns = {
+        "observations": rng.normal(size=(rows, 17)),
+        "actions": rng.uniform(-1, 1, (rows, 6)),
+        "rewards": rng.normal(size=rows),
+        "terminated": np.zeros(rows, bool),
+        "truncated": ends,
+    }
+    return TransitionDataset.from_dict(columns).for_task(PLAIN, device=device, seed=seed)
+
+
+CASES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("DDPG + HER, batch 256, 2x256", "ddpg", {"batch_size": 256}, "hindsight"),
+    ("SAC + HER, batch 256, 2x256", "sac", {"batch_size": 256}, "hindsight"),
+    ("SAC + HER, batch 1,024, 3x256", "sac", {"batch_size": 1024, "hidden_sizes": [256] * 3}, "hindsight"),
+    ("RLPD, 10 critics, batch 256, 2x256", "rlpd", {"batch_size": 256}, "mixture"),
+    ("TD3+BC, batch 256, 2x256", "td3_bc", {"batch_size": 256}, "logged"),
+    ("IQL, batch 256, 2x256", "iql", {"batch_size": 256}, "logged"),
+]
+
+
+def source(kind: str, device: str, rows: int, seed: int) -> Source:
+    """Return the data of one learner."""
+    if kind == "hindsight":
+        return hindsight(device, rows, seed)
+    if kind == "mixture":
+        return Mixture(logged(device, rows, seed), logged(device, rows, seed + 100), 0.5)
+    return logged(device, rows, seed)
+
+
+def microseconds(name: str, options: dict[str, Any], kind: str, device: str, rows: int, members: int) -> float:
+    """Return the time of one batch and its update, of one learner or of a stack."""
+    spec = FETCH if kind == "hindsight" else PLAIN
+    learners = [ALGORITHMS[name].learner(spec, options, device=device, seed=i) for i in range(members)]
+    sources = [source(kind, device, rows, seed=i) for i in range(members)]
+    learner, data = (learners[0], sources[0]) if members == 1 else (LearnerStack(learners), DataStack(sources))
+    update = accelerated_updates(learner, data, options["batch_size"])  # type: ignore[arg-type]
+    return timed(update, device)
+
+
+def timed(update: Any, device: str, seconds: float = 0.5) -> float:
+    """Return the mean time of a call in microseconds, after the calls that record it."""
+    for _ in range(45):  # every phase of a delayed actor is recorded
+        update()
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    wait()
+    start, calls = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        for _ in range(50):
+            update()
+        calls += 50
+        wait()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def main() -> None:
+    """Measure every case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--precision", choices=["fp32", "tf32"], default="tf32")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest" if options.precision == "fp32" else "high")
+    machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
+    print(f"{machine}, torch {torch.__version__}, {options.precision}, {options.rows:,} rows\n")
+    print(f"| | one learner, us | {options.members} stacked, us | ratio |\n|---|---|---|---|")
+    found = {}
+    for title, name, settings, kind in CASES:
+        one = microseconds(name, settings, kind, options.device, options.rows, 1)
+        many = microseconds(name, settings, kind, options.device, options.rows, options.members)
+        found[title] = {"one": one, "stacked": many}
+        print(f"| {title} | {one:.0f} | {many:.0f} | {many / one:.2f} |", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": machine, "precision": options.precision, "us": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

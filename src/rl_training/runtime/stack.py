@@ -1,0 +1,250 @@
+"""A stack of runs: several runs of one algorithm that train together on one device, each in its own folder.
+
+The runs differ in their seeds, and may differ in numbers such as learning rates. They take their steps together: the
+actions of all of them come from one call, and one update moves all learners. Each run collects, evaluates, logs and
+saves for itself, so its folder is that of any other run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rl_training.algorithms.stack import LearnerStack
+from rl_training.data.device_hindsight import HindsightSampler
+from rl_training.data.device_sampling import DeviceSampler
+from rl_training.data.mixture import Source
+from rl_training.errors import CheckpointError, EnvError, EnvFailedError, RLTrainingError
+from rl_training.interrupts import Interrupted, stop_on_signals
+from rl_training.models.member_axis import MemberStack
+from rl_training.runtime.acceleration import accelerated_updates
+from rl_training.runtime.collector import Collector, Transition
+from rl_training.runtime.controls import INTERRUPTED, TrainResult
+from rl_training.runtime.metrics_mean import MetricsMean
+from rl_training.runtime.outcome import finished, read_result, recorded_failure, remove_old_outcome
+from rl_training.runtime.trainer import Trainer
+from rl_training.types import Batch
+
+Array = NDArray[Any]
+
+
+class RunStack:
+    """Trains several runs together until each has ended.
+
+    A run that fails, for example because its numbers are no longer finite, is recorded as failed; the others go on.
+
+    Attributes:
+        trainers: the runs.
+        failures: what ended the runs that failed, by their position.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer], ended: Collection[int] = ()) -> None:
+        """``ended`` names runs that ended in an earlier part of the stack and are only kept for its shape."""
+        self.trainers = list(trainers)
+        self.failures: dict[int, RLTrainingError] = {}
+        self._ended_before, self._ended = set(ended), set(ended)
+
+    def run(self) -> list[TrainResult]:
+        """Train to the end and return how each run ended."""
+        for index in self._active():
+            remove_old_outcome(self.trainers[index].run_dir)
+        try:
+            with stop_on_signals(self._stop):
+                self._each(Trainer.start)
+                try:
+                    self._loop()
+                except Interrupted as request:
+                    for index in self._active():
+                        self.trainers[index].interrupt(str(request))
+                self._ended = self._ended_before
+                self._each(Trainer.finish)
+        finally:
+            for trainer in self.trainers:
+                trainer.close()
+        results = []
+        for index, trainer in enumerate(self.trainers):
+            known = read_result(trainer.run_dir) if index in self._ended_before | self.failures.keys() else None
+            results.append(known or finished(trainer))
+        return results
+
+    def _stop(self, signal: str) -> None:
+        for trainer in self.trainers:
+            trainer.state.stop(f"{INTERRUPTED} by {signal}")
+
+    def _loop(self) -> None:
+        self._ended = self._ended | {i for i in self._active() if self.trainers[i].state.should_stop}
+        if not self._active():
+            return
+        lead = self._active()[0]
+        learners = LearnerStack([trainer.learner for trainer in self.trainers], lead)
+        data = DataStack([trainer.experience for trainer in self.trainers], lead)
+        first = self.trainers[lead]
+        update = accelerated_updates(learners, data, first.settings.learner.batch_size)
+        metrics = MetricsMean()
+        self._each(Trainer.report_before_first_step)
+        while active := self._active():
+            first = self.trainers[active[0]]
+            before, pretraining = first.budget.position, first.budget.pretraining
+            if not pretraining:
+                self._collect(active, learners)
+            for _ in range(self._prepare_updates(active, learners)):
+                metrics.add(update())
+                for index in active:
+                    self.trainers[index].state.update_count += 1
+            if any(self.trainers[index].is_due(before, pretraining) for index in active):
+                metrics.move_to_members([trainer.train_metrics for trainer in self.trainers])
+            self._each(lambda trainer: trainer.end_step(before, pretraining))  # noqa: B023
+            self._ended = self._ended | {index for index in active if self.trainers[index].state.should_stop}
+
+    def _active(self) -> list[int]:
+        return [i for i in range(len(self.trainers)) if i not in self._ended and i not in self.failures]
+
+    def _each(self, step: Callable[[Trainer], None]) -> None:
+        """Do something for every run that has not ended; a run in which it fails is recorded and left out."""
+        for index in self._active():
+            self._guarded(index, step)
+
+    def _guarded(self, index: int, step: Callable[[Trainer], None]) -> None:
+        trainer = self.trainers[index]
+        try:
+            with recorded_failure(trainer):
+                step(trainer)
+        except CheckpointError:
+            raise  # the disk is full or gone, for all runs
+        except RLTrainingError as error:
+            self.failures[index] = error
+            warnings.warn(f"{trainer.run_dir.name} has ended, the other runs go on: {error}", stacklevel=3)
+
+    def _collect(self, active: list[int], learners: LearnerStack) -> None:
+        """Take one step in every environment of every run; an interruption undoes the steps of all runs."""
+        collectors = [trainer.collector for trainer in self.trainers]
+        if collectors[0] is None:  # offline, each update counts as a step
+            for index in active:
+                self.trainers[index].state.global_step += 1
+            return
+        undo = {index: _collector(self.trainers[index]).undo_point() for index in active}
+        transitions: dict[int, Transition] = {}
+
+        def attempt(index: int, step: Callable[[Collector], None]) -> None:
+            def step_or_undo(trainer: Trainer) -> None:
+                try:
+                    step(_collector(trainer))
+                except (EnvError, EnvFailedError):
+                    undo[index]()  # the failed run is saved as it was before this step
+                    raise
+
+            if index not in self.failures:
+                self._guarded(index, step_or_undo)
+
+        try:
+            seen: dict[int, list[Array]] = {}
+            for index in active:
+                attempt(index, lambda collector: seen.update({index: collector.inputs()}))  # noqa: B023
+            actions = self._actions(seen, learners)
+            for index in active:
+                own = None if actions is None else actions[index]
+                attempt(index, lambda collector: collector.send(own, self.trainers[index].budget.progress))  # noqa: B023
+            for index in active:
+                attempt(index, lambda collector: transitions.update({index: collector.receive()}))  # noqa: B023
+        except Interrupted:
+            for function in undo.values():
+                function()
+            raise
+        for index, transition in transitions.items():
+            self._guarded(index, lambda trainer: trainer.store_step(transition))  # noqa: B023
+
+    def _actions(self, seen: dict[int, list[Array]], learners: LearnerStack) -> Array | None:
+        """Return the actions of all policies, ``[runs, E, action_dim]``; None as long as they act at random."""
+        if not seen:  # all runs have failed
+            return None
+        nothing = [np.zeros_like(part) for part in next(iter(seen.values()))]
+        rows = [seen.get(index, nothing) for index in range(len(self.trainers))]
+        inputs = [torch.from_numpy(np.stack(parts)).to(learners.device) for parts in zip(*rows, strict=True)]
+        for part in inputs:  # each [runs, E, policy_dim]
+            learners.observe(part)
+        if self.trainers[min(seen)].acts_at_random:
+            return None
+        return learners.act(inputs[0], deterministic=False).cpu().numpy()
+
+    def _prepare_updates(self, active: list[int], learners: LearnerStack) -> int:
+        """Return how many updates are due. As long as one run has nothing to sample, none is."""
+        trainers = [self.trainers[index] for index in active]
+        if any(len(trainer.experience) == 0 for trainer in trainers):
+            for trainer in trainers:
+                trainer.state.last_step_without_data = trainer.state.global_step
+            return 0
+        bounds = learners.update_kind
+        updates = [trainer.prepare_updates() for trainer in trainers]
+        if learners.update_kind != bounds:
+            learners.refresh()
+        first = trainers[0]
+        if updates[0] > 0 and first.settings.loop.lr_schedule is not None:
+            learners.scale_learning_rates(first.settings.loop.lr_schedule(first.budget.learning_progress))
+        return updates[0]
+
+
+def _collector(trainer: Trainer) -> Collector:
+    assert trainer.collector is not None
+    return trainer.collector
+
+
+class DataStack:
+    """The data of several runs: batches with a member axis, ``[runs, B, ...]``."""
+
+    def __init__(self, sources: Sequence[Source], lead: int = 0) -> None:
+        self.sources, self._lead = list(sources), lead
+        self._sampler: _SamplerStack | None = None
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw a minibatch for each run."""
+        batches = [source.sample(batch_size) for source in self.sources]
+        columns = zip(*batches, strict=True)
+        tensors = (torch.stack(list(values)) if isinstance(values[0], Tensor) else values[0] for values in columns)
+        return Batch(*cast(Any, tensors))
+
+    def device_sampler(self) -> nn.Module | None:
+        """Return what draws the batches of all runs on an accelerator; None if the host draws those of a run."""
+        samplers = [source.device_sampler() for source in self.sources]
+        if any(sampler is None for sampler in samplers):
+            self._sampler = None
+        elif self._sampler is None or self._sampler.members != samplers:
+            self._sampler = _SamplerStack([sampler for sampler in samplers if sampler is not None], self._lead)
+        return self._sampler
+
+    def plan(self, batch_size: int) -> Hashable:
+        """Decide what the next batch of every run is made of."""
+        return [source.plan(batch_size) for source in self.sources][self._lead]
+
+
+class _SamplerStack(nn.Module):
+    """The samplers of several runs as one; they share one generator of random numbers."""
+
+    def __init__(self, members: Sequence[DeviceSampler], lead: int) -> None:
+        super().__init__()
+        self.members = list(members)
+        self._stack = MemberStack(self.members)
+        self.pattern = self._stack.pattern
+        parts = zip(self.pattern.samplers(), *(member.samplers() for member in self.members), strict=True)
+        for whole, *own in parts:
+            whole.generator = own[lead].generator
+            if isinstance(whole, HindsightSampler):
+                whole.batch_sizes = cast(HindsightSampler, own[0]).batch_sizes  # the members prepare them
+            for sampler in own:
+                sampler.generator = whole.generator
+
+    def forward(self, batch_size: int, plan: Hashable = None) -> Batch:
+        """Draw a minibatch for each run."""
+        offline_rows: list[int] = []
+
+        def draw(sampler: DeviceSampler) -> dict[str, Tensor]:
+            batch: Batch = sampler(batch_size, plan)
+            offline_rows.append(batch.offline_rows)
+            return {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor)}
+
+        return Batch(**self._stack.call(draw), offline_rows=offline_rows[0])

@@ -1,0 +1,196 @@
+"""Sampling with tensors alone, as an accelerator does it, follows the rules of the host. It runs on the CPU here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.data import HERReplayBuffer, HindsightSettings, ReplayBuffer
+from rl_training.data.device_hindsight import HindsightSampler
+from rl_training.data.device_sampling import RingSampler
+from rl_training.data.mixture import Mixture
+from rl_training.envs.goals import DeviceRewards, DistanceRule
+from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
+from rl_training.types import Batch
+from test_her_replay_buffer import SPEC, PositionOnly, play
+
+RULE = DistanceRule(0.5, near=0.0, far=-1.0)
+
+
+class Near(PositionOnly):
+    """A goal is met within half a step of it; rewards are doubled."""
+
+    distance_threshold = 0.5
+    transform = RewardTransform(RewardTransformConfig(scale=2.0))
+
+    def rewards(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+        return self.transform.apply(RULE(achieved, desired))
+
+    def on_device(self) -> DeviceRewards:
+        return DeviceRewards(RULE.of_tensors, None, self.transform)
+
+
+class Ending(Near):
+    """A goal that is met ends the episode."""
+
+    recomputes_termination = True
+
+    def terminated(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+        return DistanceRule(0.5, near=1.0, far=0.0)(achieved, desired)
+
+    def on_device(self) -> DeviceRewards:
+        return DeviceRewards(RULE.of_tensors, DistanceRule(0.5, near=1.0, far=0.0).of_tensors, self.transform)
+
+
+def buffer_and_sampler(
+    capacity: int = 400, goals: Near | None = None, **options
+) -> tuple[HERReplayBuffer, HindsightSampler]:
+    buffer = HERReplayBuffer(SPEC, capacity, goals or Near(), settings=HindsightSettings(**options))
+    buffer._sampler = buffer.copy_to_device(torch.Generator().manual_seed(0))
+    return buffer, buffer._sampler
+
+
+def draw(sampler: HindsightSampler, size: int) -> Batch:
+    sampler.prepare(size)
+    return sampler(size)
+
+
+def host_draw(buffer: HERReplayBuffer, size: int) -> Batch:
+    assert buffer.device_sampler() is None  # on the CPU
+    return buffer.sample(size)
+
+
+def statistics(batch: Batch) -> np.ndarray:
+    """Return how often each triple of episode, step and goal occurs."""
+    episode, step, goal = (batch.observations[:, column].numpy().astype(int) for column in (0, 1, 3))
+    counts = np.zeros((60, 20, 21))
+    np.add.at(counts, (episode, step, goal), 1)
+    return counts / len(step)
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("priority", ["motion", "uniform"])
+def test_draws_follow_the_distribution_of_the_host(strategy: str, priority: str) -> None:
+    buffer, sampler = buffer_and_sampler(goal_selection_strategy=strategy, episode_priority=priority)
+    play(buffer, [5, 1, 7, 12, 3])
+    device, host = (
+        statistics(function(200_000)) for function in (lambda n: draw(sampler, n), lambda n: host_draw(buffer, n))
+    )
+    np.testing.assert_allclose(device, host, atol=0.004)
+
+
+@pytest.mark.parametrize("goals", [Near, Ending])
+def test_every_row_is_consistent_after_the_ring_has_wrapped(goals: type[Near]) -> None:
+    buffer, sampler = buffer_and_sampler(capacity=60, goals=goals())
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        play(buffer, rng.integers(1, 15, size=4).tolist())
+        batch = draw(sampler, 256)
+        now, after = batch.observations, batch.next_observations
+        assert torch.equal(now[:, 0], after[:, 0])  # the episode
+        assert torch.equal(now[:, 1] + 1, after[:, 1])  # the step
+        assert torch.equal(now[:, 2:], after[:, 2:])  # the goal
+        assert torch.equal(batch.actions[:, 0], now[:, 1])
+        relabelled = now[:, 2] >= 0  # original goals have -1 here
+        assert 0.6 < relabelled.float().mean() < 0.82
+        assert (now[relabelled, 3] > now[relabelled, 1]).all()
+        expected = buffer.goals.rewards(after[:, :2].numpy(), now[:, 2:].numpy())
+        assert np.array_equal(batch.rewards[relabelled], expected[relabelled])
+        assert (batch.rewards[~relabelled] == -1).all()
+        ends = batch.terminated[relabelled]
+        assert torch.equal(
+            ends, (batch.rewards[relabelled] == 0).float() if goals is Ending else torch.zeros_like(ends)
+        )
+    kept = {(row.start, row.length) for row in buffer.episodes._episodes}
+    assert {tuple(row) for row in sampler.table[buffer.episodes.live].tolist()} == kept
+
+
+def test_a_table_that_moves_is_copied_again() -> None:
+    buffer, sampler = buffer_and_sampler(capacity=3000)
+    moves = buffer.episodes.moves
+    play(buffer, [1] * 4000)
+    assert buffer.episodes.moves > moves
+    live = buffer.episodes.live
+    assert int(sampler.last) == live.stop - 1
+    sums = np.stack(buffer.episodes.columns[2:])
+    np.testing.assert_array_equal(sampler.sums[:, live], sums[:, live])
+    assert torch.isinf(sampler.sums[:, live.stop :]).all()
+    found = draw(sampler, 5000).observations[:, 0].numpy()
+    newest = 3999
+    assert found.max() == newest
+    assert found.min() >= newest - 1500
+
+
+def test_the_share_of_goals_that_were_met_already_is_counted() -> None:
+    buffer, sampler = buffer_and_sampler(her_ratio=0.5)
+    play(buffer, [8])
+    sampler.prepare(100)
+    sampler(100)
+    relabelled, met = sampler.take_shares()
+    assert relabelled == round(buffer.relabelled_share * 100)
+    assert met == 0
+    assert sampler.take_shares() == (0, 0)
+
+
+def test_a_state_restores_the_random_numbers_and_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HERReplayBuffer, "device_sampler", lambda self: self._sampler)
+    buffer, sampler = buffer_and_sampler()
+    buffer.device = torch.device("meta")  # anything but the CPU
+    play(buffer, [5, 1, 7])
+    draw(sampler, 64)
+    state = buffer.state_dict()
+    expected = draw(sampler, 64)
+    other = HERReplayBuffer(SPEC, 400, Near())
+    other.load_state_dict(state)
+    other._sampler = other.copy_to_device(other._generator)
+    assert np.array_equal(state["drawn"], other._sampler.drawn)
+    found = draw(other._sampler, 64)
+    assert all(torch.equal(one, two) for one, two in zip(expected[:5], found[:5], strict=True))
+
+
+def test_a_ring_is_drawn_uniformly_and_sees_new_rows() -> None:
+    buffer = ReplayBuffer(SPEC, 10)
+    sampler = RingSampler(buffer.ring.rows, buffer.ring.columns, torch.Generator().manual_seed(0))
+    goal = np.zeros((1, 2))
+    for number in range(12):
+        place = {key: np.full((1, 2), float(number)) for key in ("observation", "achieved_goal")} | {
+            "desired_goal": goal
+        }
+        buffer.add(place, np.array([[number]]), np.array([number]), place, np.array([False]), np.array([False]))
+        sampler.count.fill_(len(buffer))
+        seen = sampler(2000).rewards.numpy()
+        first = max(0, number - 9)
+        counts = np.bincount(seen.astype(int), minlength=12)[first : number + 1] / 2000
+        np.testing.assert_allclose(counts, 1 / len(counts), atol=0.04)
+
+
+def test_a_mixture_draws_its_offline_rows_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HERReplayBuffer, "device_sampler", lambda self: self._sampler)
+    (offline, _), (online, _) = buffer_and_sampler(), buffer_and_sampler()
+    play(offline, [5])
+    play(online, [5, 9, 9])
+    offline._sampler.offline = True
+    mixture = Mixture(offline, online, 0.25)
+    sampler = mixture.device_sampler()
+    for _ in range(4):
+        batch = sampler(10, mixture.plan(10))
+        assert batch.offline_rows in (2, 3)
+        assert len(batch.rewards) == 10
+        assert (batch.observations[: batch.offline_rows, 0] == 0).all()
+    assert mixture.take_share() == pytest.approx(0.25)
+    assert mixture.device_sampler() is sampler
+    online._sampler = None
+    assert mixture.device_sampler() is None
+
+
+def test_a_distance_rule_is_the_same_for_arrays_and_tensors() -> None:
+    rng = np.random.default_rng(0)
+    achieved, desired = (rng.normal(size=(1000, 3)).astype(np.float32) for _ in range(2))
+    rule = DistanceRule(1.5, near=0.0, far=-1.0)
+    found = rule.of_tensors(torch.from_numpy(achieved), torch.from_numpy(desired))
+    assert np.array_equal(found, rule(achieved, desired))
+    clipped = RewardTransform(
+        RewardTransformConfig(scale=3.0, shift=1.0, clip_min=-1.5), RewardTransformConfig(shift=1.0)
+    )
+    np.testing.assert_allclose(clipped.of_tensors(found), clipped.apply(rule(achieved, desired)), rtol=1e-6)
