@@ -675,6 +675,103 @@ def test_unknown_names_and_endings_are_given_on_the_command_line(run: Callable[.
     assert "not-finite: rew (rewards) has NaN" in run("inspect", "nan.npz", *options[2:]).out
 
 
+def test_formats_that_names_do_not_tell_are_given_for_targets_too(run: Callable[..., Answer]) -> None:
+    collect = ("collect", "--env", POINT, "--policy", "random", "--episodes", 2, "--set", "max_steps=5")
+    assert run(*collect, "-o", "log.data", "--kind", "csv").code == 0
+    assert Path("log.data").read_text().startswith("episode_index,observation_0,observation_1,")
+    assert run("convert", "log.data", "copy.data", "--kind", "csv", "--target-kind", "npz").code == 0
+    first, second = load_transition_dataset("log.data", "csv"), load_transition_dataset("copy.data", "npz")
+    assert first.fingerprint() == second.fingerprint()
+    assert run("convert", "copy.data", "test/copy-v0", "--kind", "npz", "--target-kind", "minari").code == 0
+    assert read_transitions("minari:test/copy-v0")["observations"].shape == (10, 4)
+    Path("folder").mkdir()
+    for arguments, message in (
+        ((*collect, "-o", "x.data"), "x.data: the format is not clear from the name"),
+        ((*collect, "-o", "x.data", "--kind", "cvs"), "'cvs' cannot be written (did you mean 'csv'?); expected npz, "),
+        ((*collect, "-o", "folder"), "folder: a folder; expected the name of a file"),
+        (("convert", "log.data", "x.npz", "--kind", "scv"), "'scv' is not a file format (did you mean 'csv'?)"),
+        (("convert", "log.data", "x.data", "--kind", "csv"), "x.data: the format is not clear from the name"),
+        (("convert", "log.data", "x", "--kind", "csv", "--target-kind", "lerobot"), "'lerobot' cannot be written"),
+        (("inspect", "log.data", "--kind", "lerobot"), "log.data/meta/info.json: cannot be read"),
+    ):
+        answer = run(*arguments)
+        assert answer.code == 2
+        assert message in answer.err
+        assert len(answer.err.splitlines()) == 1
+    assert not list(Path().glob("x*"))
+
+
+def test_csv_goes_through_repair_and_back(run: Callable[..., Answer]) -> None:
+    values = good()
+    values["rewards"][5] = np.inf
+    np.savez("a.npz", **values)
+    assert run("convert", "a.npz", "b.csv", "--repair").code == 0
+    assert run("convert", "a.npz", "b.npz", "--repair").code == 0
+    assert run("convert", "b.csv", "c.npz").code == 0
+    assert load_transition_dataset("c.npz").fingerprint() == load_transition_dataset("b.npz").fingerprint()
+    text = Path("b.csv").read_text().splitlines()
+    Path("cut.csv").write_text("\n".join(text[:20]) + "\n" + text[20][:30])
+    answer = run("inspect", "cut.csv")
+    assert (answer.code, len(answer.err.splitlines())) == (2, 1)
+    assert "cut.csv: line 21 has " in answer.err
+
+
+def test_interventions_are_counted_and_are_the_offline_data_of_a_run(tmp_path: Path) -> None:
+    from rl_training.config import parse_config
+    from rl_training.runtime import train_bc
+    from rl_training.runtime.callbacks import Callback
+
+    class Look(Callback):
+        def on_training_start(self, trainer: Any) -> None:
+            self.data = trainer.experience
+
+    values = {**good(), "intervention": np.arange(320) % 40 > 30}
+    assert inspect_transitions(TransitionDataset.from_dict(values)).facts["interventions"] == 72
+    np.savez(tmp_path / "log.npz", **values)
+
+    def train(**settings: Any) -> Any:
+        look = Look()
+        base = {"dataset_path": str(tmp_path / "log.npz"), "hidden_sizes": [8], **settings}
+        config = {"algo": "bc", "total_timesteps": 2, "output_dir": str(tmp_path), "algo_kwargs": base}
+        with pytest.warns(UserWarning, match="no env_id"):
+            train_bc(parse_config(config), callbacks=[look])
+        return look.data
+
+    assert train().usable is None
+    chosen = train(dataset_rows="interventions")
+    np.testing.assert_array_equal(chosen.usable, values["intervention"])
+    flagged = set(values["rewards"][values["intervention"]].tolist())
+    assert set(chosen.sample(500).rewards.tolist()) <= flagged
+    del values["intervention"]
+    np.savez(tmp_path / "log.npz", **values)
+    with pytest.raises(DatasetError, match=r"log\.npz: dataset_rows = 'interventions' needs a flag in each row"):
+        train_bc(
+            parse_config(
+                {
+                    "algo": "bc",
+                    "total_timesteps": 2,
+                    "output_dir": str(tmp_path / "none"),
+                    "algo_kwargs": {"dataset_path": str(tmp_path / "log.npz"), "dataset_rows": "interventions"},
+                }
+            )
+        )
+    assert not (tmp_path / "none").exists()
+
+
+def test_hindsight_relabels_interventions_only() -> None:
+    from rl_training.data.hindsight_dataset import HindsightDataset
+    from rl_training.envs.factory import make_env, space_spec
+    from rl_training.envs.goals import GoalFunctions
+
+    dataset, _ = collect_dataset(POINT, "random", episodes=3, env_kwargs={"max_steps": 10})
+    flags = np.arange(30) % 10 >= 6  # the last four steps of each episode
+    marked = TransitionDataset.from_dict({**dataset.arrays, "intervention": flags}).only_interventions()
+    env = make_env(POINT)
+    data = HindsightDataset(marked, space_spec(env), GoalFunctions(env))
+    seen = {row.tobytes() for row in data.sample(300).observations[:, :4].numpy()}
+    assert seen == {row.tobytes() for row in dataset.arrays["observations"][flags]}
+
+
 def test_convert_replaces_a_file_only_when_told_to(run: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("a.npz", **good())
     Path("b.npz").write_bytes(b"precious")

@@ -31,7 +31,14 @@ from rl_training.data.formats import hostile_files, npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import ConfigError, DatasetError, MissingExtraError
 
-FILES = {"npz": "a.npz", "pt": "a.pt", "hdf5": "a.hdf5", "parquet": "a.parquet", "minari": "minari:test/set-v0"}
+FILES = {
+    "npz": "a.npz",
+    "pt": "a.pt",
+    "hdf5": "a.hdf5",
+    "parquet": "a.parquet",
+    "csv": "a.csv",
+    "minari": "minari:test/set-v0",
+}
 NEEDS = {"hdf5": ["h5py"], "parquet": ["pyarrow"], "minari": ["minari", "h5py"]}
 
 
@@ -89,6 +96,16 @@ def assert_equal(left: TransitionDataset, right: TransitionDataset) -> None:
     assert (left.usable is None) == (right.usable is None)
     if left.usable is not None and right.usable is not None:
         np.testing.assert_array_equal(left.usable, right.usable)
+
+
+def write_csv(path: Path, values: dict[str, Any]) -> None:
+    """Write arrays as anybody might: a column for each number."""
+    table = {
+        **{name: array for name, array in values.items() if array.ndim == 1},
+        **{f"{name}_{i}": part for name, array in values.items() if array.ndim == 2 for i, part in enumerate(array.T)},
+    }
+    lines = [",".join(table), *(",".join(map(str, row)) for row in zip(*table.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def place(kind: str, folder: Path) -> str:
@@ -551,7 +568,7 @@ def test_compressed_archives_are_held_to_the_memory_there_is(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "middle", "text", "folder"])
-@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet", "csv"])
 def test_broken_files_get_one_clear_error(kind: str, damage: str, tmp_path: Path) -> None:
     for module in NEEDS.get(kind, []):
         pytest.importorskip(module)
@@ -583,7 +600,7 @@ def test_broken_files_get_one_clear_error(kind: str, damage: str, tmp_path: Path
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, 10**6), value=st.integers(0, 255), keep=st.integers(0, 10**6))
-@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet", "csv"])
 def test_no_damage_of_a_byte_or_a_tail_escapes_as_another_error(
     kind: str, position: int, value: int, keep: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -666,6 +683,8 @@ def test_arrays_of_unknown_names_are_read_by_renaming(kind: str, tmp_path: Path)
         with pytest.importorskip("h5py").File(path, "w") as file:
             for name, array in values.items():
                 file[name] = array
+    elif kind == "csv":
+        write_csv(path, values)
     else:
         pa = pytest.importorskip("pyarrow")
         table = pa.table({name: pa.array(array.tolist()) for name, array in values.items()})
@@ -686,6 +705,31 @@ def test_fragments_survive_every_format(kind: str, tmp_path: Path) -> None:
     again = load_transition_dataset(place(kind, tmp_path))
     assert_equal(dataset, again)
     assert again.complete_episodes.tolist() == [False, True, True]
+
+
+def test_interventions_survive_every_format_and_choose_the_rows_that_are_sampled(kind: str, tmp_path: Path) -> None:
+    flags = np.array([0, 1, 1, 0, 0, 0, 0, 1, 0], bool)
+    plain, flagged = rows(), {**rows(), "is_intervention": flags}
+    dataset = TransitionDataset.from_dict(flagged)
+    write_transitions(dataset, place(kind, tmp_path))
+    again = load_transition_dataset(place(kind, tmp_path))
+    assert_equal(dataset, again)
+    assert again.usable is None
+    chosen = again.only_interventions()
+    assert chosen.usable is not None
+    np.testing.assert_array_equal(chosen.usable, flags)
+    assert {row.tobytes() for row in chosen.sample(200).rewards.numpy()} == {
+        row.tobytes() for row in dataset.arrays["rewards"][flags]
+    }
+    np.testing.assert_array_equal(chosen.episode_returns, dataset.episode_returns)
+    assert again.fingerprint() == TransitionDataset.from_dict(plain).fingerprint()  # runs of earlier versions resume
+
+
+def test_interventions_must_be_there_to_be_chosen() -> None:
+    with pytest.raises(DatasetError, match="expected a column intervention, is_intervention or complementary_info"):
+        TransitionDataset.from_dict(rows()).only_interventions()
+    with pytest.raises(DatasetError, match="no row that can be sampled has the flag"):
+        TransitionDataset.from_dict({**rows(), "intervention": np.zeros(9)}).only_interventions()
 
 
 def test_a_file_takes_the_place_of_random_play() -> None:

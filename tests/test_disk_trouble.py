@@ -118,7 +118,7 @@ def test_a_video_that_does_not_fit_is_named_and_no_half_of_it_is_left(tiny_confi
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
     try:
-        with pytest.raises(ConfigError, match=r"episode-0\.mp4: the video cannot be written"):
+        with pytest.raises(ConfigError, match=r"best\.mp4: the video cannot be written"):
             evaluate_experiment(run_dir, episodes=1, video=run_dir / "videos")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,6 +188,7 @@ def missing_extra(line: str) -> str | None:
         "video": (r"--video\b", "imageio_ffmpeg"),
         "offline": (r"\.(hdf5|parquet)\b", "h5py"),
         "robotics": (r"(?i)fetch|adroit", "gymnasium_robotics"),
+        "export": (r"rl-training (export|verify|share|predict policy|evaluate policy)\b|policy/", "onnxruntime"),
     }
     for extra, (pattern, module) in needs.items():
         if re.search(pattern, line) and importlib.util.find_spec(module) is None:
@@ -196,7 +198,11 @@ def missing_extra(line: str) -> str | None:
 
 def check_other_command(words: list[str]) -> None:
     """Check what a test cannot run: a make target must exist, an extra must be declared."""
-    if words[0] == "make":
+    if words[0] == "python" and (ROOT / words[1]).is_file():
+        compile((ROOT / words[1]).read_text(encoding="utf-8"), words[1], "exec")
+    elif words[0] == "python":
+        subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True, timeout=60)
+    elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif words[:2] == ["pip", "install"]:
         project = (ROOT / "pyproject.toml").read_text()

@@ -399,3 +399,16 @@ class TestRobotics:
     def test_a_misspelt_robot_gets_the_nearest(self) -> None:
         with pytest.raises(EnvError, match=r"FetchReech-v4.*did you mean 'FetchReach-v4'"):
             make_env("FetchReech-v4")
+
+
+def test_robotics_tasks_that_cannot_be_imported_are_an_error_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo imports the graphics library that MUJOCO_GL names, and fails if there is none."""
+    pytest.importorskip("gymnasium_robotics")
+
+    def fail(name: str) -> Any:
+        raise AttributeError("no glGetError")
+
+    monkeypatch.setattr("rl_training.envs.factory.importlib.import_module", fail)
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    with pytest.raises(EnvError, match=r"cannot be imported \(MUJOCO_GL = 'osmesa'\): AttributeError: no glGetError"):
+        make_env("NoSuchTask-v0")

@@ -76,11 +76,3 @@ def test_an_output_folder_that_cannot_be_made(tiny_config, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output_dir = .* cannot be written to"):
         train_experiment(tiny_config("ddpg", output_dir=str(tmp_path / "file" / "runs")))
-
-
-def test_videos_are_recorded(tiny_config, tmp_path):
-    pytest.importorskip("imageio_ffmpeg", reason="recording needs the video extra")
-    result = train_experiment(tiny_config("her"))
-    answer = evaluate_experiment(result.run_dir, episodes=2, video=tmp_path / "videos")
-    assert len(answer["videos"]) == 2
-    assert all((tmp_path / "videos" / f"episode-{index}.mp4").stat().st_size > 1000 for index in range(2))

@@ -273,7 +273,8 @@ def test_a_close_that_fails_is_a_warning(run: Run, config, monkeypatch, vectoriz
 def test_a_picture_that_cannot_be_drawn(run: Run, trained, monkeypatch) -> None:
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.setenv(FAULT, "render raises")
-    one_message(run("evaluate", trained, "--episodes", 1, "--video"), 1, ": render raised RuntimeError: no display")
+    one_message(run("evaluate", trained, "--episodes", 1, "--video"), 2, ": render raised RuntimeError: no display")
+    assert not (trained / "videos").exists()
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "collect"])

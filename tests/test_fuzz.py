@@ -209,6 +209,11 @@ def write_arrays(kind: str, arrays: dict[str, Any], file: Path) -> None:
         with h5py.File(file, "w") as target:
             for name, array in arrays.items():
                 target[name] = array
+    elif kind == "csv":
+        table = {name: np.asarray(array)[:, None] if np.ndim(array) == 1 else array for name, array in arrays.items()}
+        names = [f"{name}_{i}" for name, array in table.items() for i in range(array.shape[1])]
+        lines = np.column_stack([array.astype("U20") for array in table.values()])
+        file.write_text("\n".join([",".join(names), *(",".join(row) for row in lines)]))
     else:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -216,7 +221,7 @@ def write_arrays(kind: str, arrays: dict[str, Any], file: Path) -> None:
         pq.write_table(pa.table({name: pa.array(np.asarray(a).tolist()) for name, a in arrays.items()}), file)
 
 
-@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet", "csv"])
 @pytest.mark.parametrize("level", ["bytes", "structure"])
 def test_datasets(kind: str, level: str, sandbox: Path) -> None:
     if importlib.util.find_spec({"hdf5": "h5py", "parquet": "pyarrow"}.get(kind, "numpy")) is None:

@@ -204,6 +204,50 @@ def large_parquet_page(path: Path) -> None:
     pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=10**7, **options)
 
 
+HEADER = "observation_0,action_0,reward,terminated\n"
+
+
+def long_csv_line(path: Path) -> None:
+    path.write_text(HEADER + "1," * 10**7)
+
+
+def many_csv_columns(path: Path) -> None:
+    path.write_text(",".join(f"observation_{index}" for index in range(20_000)) + "\n")
+
+
+def empty_csv_lines(path: Path) -> None:
+    path.write_text(",".join([*(f"observation_{index}" for index in range(200)), "reward"]) + "\n" * 10**6)
+
+
+def open_csv_quote(path: Path) -> None:
+    path.write_text(HEADER + '"' + "1\n" * 10**6)
+
+
+def wide_csv_cells(path: Path) -> None:
+    path.write_text(HEADER + ("1" * 100_000 + ",1,1,0\n") * 100)
+
+
+def lerobot(path: Path, **changes: Any) -> None:
+    (path / "meta").mkdir(parents=True)
+    info = {"codebase_version": "v3.0", "total_frames": 9, "total_episodes": 1, "features": {}, **changes}
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    (path / "data" / "chunk-000").mkdir(parents=True)
+
+
+def packed_lerobot(path: Path) -> None:
+    lerobot(path)
+    packed_parquet(path / "data" / "chunk-000" / "file-000.parquet")
+
+
+def deep_lerobot(path: Path) -> None:
+    lerobot(path)
+    (path / "meta" / "info.json").write_text("[" * 10**6)
+
+
+def lerobot_elsewhere(path: Path) -> None:
+    lerobot(path, data_path="../../{chunk_index}.parquet")
+
+
 def deep_metadata(path: Path) -> None:
     (path / "data").mkdir(parents=True)
     (path / "data" / "metadata.json").write_text("[" * 10**6)
@@ -261,6 +305,14 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "packed.parquet": (packed_parquet, "unpacks to 152.6 MiB"),
     "wide.parquet": (wide_parquet, "unpacks to 381.5 MiB"),
     "page.parquet": (large_parquet_page, "unpacks to 152.7 MiB"),
+    "line.csv": (long_csv_line, "a line has more than 1,048,576 characters"),
+    "columns.csv": (many_csv_columns, "the header has more than 10,000 parts"),
+    "lines.csv": (empty_csv_lines, "unpacks to 770.6 MiB"),
+    "quote.csv": (open_csv_quote, "field larger than field limit"),
+    "cells.csv": (wide_csv_cells, "observation (observations) is not finite"),
+    "packed_lerobot": (packed_lerobot, "unpacks to 152.6 MiB"),
+    "deep_lerobot": (deep_lerobot, "nested too deeply"),
+    "lerobot_elsewhere": (lerobot_elsewhere, "there are no files data/chunk-*/*.parquet"),
     "deep_minari": (deep_metadata, "nested too deeply"),
     "many_minari": (many_minari_episodes, "total_episodes is 1000000000, but the data has 0 episodes"),
     "aliases.yaml": (yaml_aliases, "more than 20,000 values, aliases included"),
@@ -390,7 +442,7 @@ def test_memory_limits_of_cgroups_are_known(version: int, tmp_path: Path) -> Non
     assert cgroup_memory(process, root) == 300
 
 
-@pytest.mark.parametrize("kind", ["npz", "hdf5", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "parquet", "csv"])
 def test_a_load_that_takes_more_than_half_of_the_memory_is_announced(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,7 +466,7 @@ def test_a_load_that_takes_more_than_half_of_the_memory_is_announced(
 _CONVERT = "import sys; from rl_training.cli import main; sys.argv[:1] = ['rl-training', 'data', 'convert']; main()"
 
 
-@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet", "csv"])
 def test_a_write_that_fails_ends_with_a_message_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
     """No file may grow beyond 20 kB, as on a disk that is full in the middle of the write."""
     pytest.importorskip({"hdf5": "h5py", "parquet": "pyarrow"}.get(kind, "numpy"))
@@ -435,7 +487,7 @@ def test_a_write_that_fails_ends_with_a_message_and_leaves_nothing(kind: str, tm
     assert [path.name for path in tmp_path.iterdir()] == ["source.npz"]
 
 
-@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet", "minari"])
+@pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet", "csv", "minari"])
 def test_a_disk_without_room_is_noticed_before_anything_is_written(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,12 +89,21 @@ class TrainConfig(Settings):
         1, ge=1, le=1024, description="torch threads; more than one helps only if no other process needs the cores"
     )
     num_envs: int = Field(1, ge=1, le=4096, description="environments that collect data together")
+    loggers: tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...] = Field(
+        ("tensorboard", "csv"),
+        description="where metrics go; csv is always among them, because resume and the report read metrics.csv",
+    )
     eval_episodes: int = Field(20, ge=1, le=1_000_000, description="episodes of one evaluation")
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict,
         description="arguments of the environment, and this package's keys such as wrappers.reward",
     )
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="settings of the algorithm and of the loop")
+
+    @field_validator("loggers")
+    @classmethod
+    def _csv_always(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*value, "csv"]))
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that ``load_config`` reads back."""

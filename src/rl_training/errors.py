@@ -46,6 +46,16 @@ class DamagedCheckpointError(CheckpointError):
     """A file of a checkpoint is missing, cut off or changed; an earlier checkpoint may be intact."""
 
 
+class BundleError(RLTrainingError):
+    """A policy bundle is missing, damaged or of another format.
+
+    Its message quotes names and values from files, so all of it is escaped.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(shown(message))
+
+
 class RunLockedError(RLTrainingError):
     """Another process is training in the same folder."""
 

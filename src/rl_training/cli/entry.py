@@ -14,8 +14,9 @@ import typer
 from rl_training.cli.data import data_app
 from rl_training.cli.help import PlainCommand
 from rl_training.cli.lookup import check_env, doctor, presets, show_settings
-from rl_training.cli.policy import evaluate, predict
+from rl_training.cli.policy import evaluate, export, predict, verify
 from rl_training.cli.report import report
+from rl_training.cli.share import share
 from rl_training.cli.streams import lossy_streams, print_error, print_failure, printable
 from rl_training.cli.train import resume, train
 from rl_training.errors import ConfigError, RLTrainingError, shown
@@ -33,6 +34,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "resume": resume,
     "evaluate": evaluate,
     "predict": predict,
+    "export": export,
+    "verify": verify,
+    "share": share,
     "report": report,
     "presets": presets,
     "settings": show_settings,

@@ -17,5 +17,12 @@ TrustOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or auto.", metavar="DEVICE")]
 PolicyArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="A run (its best checkpoint is taken), a checkpoint or a bundle.", metavar="RUN|CHECKPOINT|BUNDLE"
+    ),
+]
+TrainedArgument = Annotated[
     Path, typer.Argument(help="A run (its best checkpoint is taken) or a checkpoint.", metavar="RUN|CHECKPOINT")
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress on stderr.")]

@@ -1,4 +1,4 @@
-"""Commands that use a trained policy: ``evaluate`` and ``predict``."""
+"""Commands that use a trained policy: ``evaluate``, ``predict``, ``export`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Annotated
 
 import typer
 
-from rl_training.cli.options import DeviceOption, JsonOption, PolicyArgument, TrustOption
-from rl_training.errors import ConfigError
+from rl_training.cli.options import (
+    DeviceOption,
+    JsonOption,
+    PolicyArgument,
+    QuietOption,
+    TrainedArgument,
+    TrustOption,
+)
+from rl_training.errors import ConfigError, shown
 from rl_training.json_output import to_json
 
 
@@ -18,15 +25,23 @@ def evaluate(
     path: PolicyArgument,
     episodes: Annotated[int, typer.Option(min=1, max=1_000_000, help="Episodes to play.", metavar="N")] = 100,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the episodes.", metavar="N")] = None,
-    video: Annotated[bool, typer.Option("--video", help="Record the first three episodes.")] = False,
+    video: Annotated[
+        bool, typer.Option("--video", help="Record the best, the worst and a random episode in RUN/videos.")
+    ] = False,
+    video_format: Annotated[
+        str | None, typer.Option(help="mp4 or gif; unset: mp4 where it can be written.", metavar="FORMAT")
+    ] = None,
     device: DeviceOption = None,
     trust: TrustOption = False,
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Play seeded episodes with a trained policy."""
     from rl_training.envs.consent import trust_all_runs
     from rl_training.experiment.manager import EVALUATION_SEED, evaluate_experiment
 
+    if video_format is not None and not video:
+        raise ConfigError(f"--video-format {video_format}: expected --video as well")
     if trust:
         trust_all_runs()
     run_dir = next((p for p in (path, *path.parents) if (p / "checkpoints").is_dir()), path.parent)
@@ -35,7 +50,9 @@ def evaluate(
         episodes=episodes,
         seed=EVALUATION_SEED if seed is None else seed,
         video=run_dir / "videos" if video else None,
+        video_kind=video_format,
         device=device or "cpu",
+        progress_bar=not quiet,
     )
     if json_:
         print(to_json(answer))
@@ -59,19 +76,59 @@ def predict(
     device: DeviceOption = None,
 ) -> None:
     """Print an action for each observation, as JSON lines."""
-    from rl_training.experiment.manager import load_policy
+    from rl_training.experiment.manager import load_predictor
     from rl_training.experiment.observations import parse_observation
 
-    learner, _, _ = load_policy(path, device or "cpu")
+    policy, _, _ = load_predictor(path, device or "cpu")
     if obs != "-" and not Path(obs).is_file():
         raise ConfigError(f"--obs {obs!r}: no such file")
     lines = sys.stdin if obs == "-" else Path(obs).open(encoding="utf-8", errors="replace")  # noqa: SIM115
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{obs}, line {number}"
-            action = learner.predict(parse_observation(line, learner.spec, where=where)).tolist()
+            action = policy.predict(parse_observation(line, policy.spec, where=where)).tolist()
             if not all(map(math.isfinite, action if isinstance(action, list) else [action])):
                 raise ConfigError(f"{where}: no finite action comes of it; expected smaller numbers")
             print(to_json({"action": action}), flush=True)
             if getattr(sys.stdout, "lost", None) is not None:
                 return  # nobody reads the answers any more
+
+
+def export(
+    path: TrainedArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.", metavar="FOLDER")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", "-y", help="Replace a bundle that is there.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Write a policy as a bundle that runs without this package: ONNX graph, contract, test vectors, examples."""
+    from rl_training.export import export_policy
+
+    contract = export_policy(path, output, overwrite=overwrite)
+    if json_:
+        print(to_json({"bundle": str(output), "contract": contract.model_dump(mode="json")}))
+        return
+    for label, ports in (("input", contract.inputs), ("output", contract.outputs)):
+        for port in ports:
+            print(f"{label:14} {port.name} {port.dtype} [{', '.join(map(str, port.shape))}]")
+    print(f"bundle         {shown(output)}")
+    print(f"try it         python {shown(output / 'example.py')}")
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="A folder that export wrote.", metavar="BUNDLE")],
+    json_: JsonOption = False,
+) -> None:
+    """Check a bundle: its checksums, and its actions on the test vectors; exit with 1 if it fails."""
+    from rl_training.cli.streams import print_error
+    from rl_training.export import verify_bundle
+
+    found = verify_bundle(bundle)
+    if json_:
+        print(to_json(found.to_json()))
+    elif found.passed:
+        largest = max(found.largest_differences.values())
+        print(f"passed         {found.vectors} test vectors, largest difference {largest:.1e}")
+    else:
+        print_error(found.problems[0] + (f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""))
+    if not found.passed:
+        raise typer.Exit(1)

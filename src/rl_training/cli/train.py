@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.options import DeviceOption, JsonOption, TrustOption
+from rl_training.cli.options import DeviceOption, JsonOption, QuietOption, TrustOption
 from rl_training.config import preset_names
 from rl_training.errors import ConfigError, shown
 from rl_training.interrupts import asked_to_stop
@@ -57,6 +57,7 @@ def train(
     resume_auto: Annotated[
         bool, typer.Option("--resume-auto", help="Continue the run of this configuration in the output folder.")
     ] = False,
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Train a policy."""
@@ -87,12 +88,13 @@ def train(
         stack = resolve_device(configs[0].device).type == "cuda"
     results = []
     if stack and len(configs) > 1:
-        results = train_stack_experiment(configs, name=name, progress_bar=True, resume_auto=resume_auto)
+        results = train_stack_experiment(configs, name=name, progress_bar=not quiet, resume_auto=resume_auto)
         for result in results if not json_ else []:
             _print_result(result)
     else:
         for run_config in configs:
-            result = (train_or_resume if resume_auto else train_experiment)(run_config, name=name, progress_bar=True)
+            start = train_or_resume if resume_auto else train_experiment
+            result = start(run_config, name=name, progress_bar=not quiet)
             results.append(result)
             if not json_:
                 _print_result(result)
@@ -118,6 +120,7 @@ def resume(
         bool, typer.Option("--verify", help="Check on a copy that resuming is exact; the run is not changed.")
     ] = False,
     trust: TrustOption = False,
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Continue a run, and the runs that were trained together with it, from its latest checkpoint."""
@@ -133,9 +136,9 @@ def resume(
         _verify(run, json_)
         return
     if len(stack_members(run)) > 1:
-        results = resume_stack_experiment(run, progress_bar=True, overrides=set_ or [])
+        results = resume_stack_experiment(run, progress_bar=not quiet, overrides=set_ or [])
     else:
-        results = [resume_experiment(run, progress_bar=True, overrides=set_ or [])]
+        results = [resume_experiment(run, progress_bar=not quiet, overrides=set_ or [])]
     answers = [result.to_json() for result in results]
     if json_:
         print(to_json({"runs": answers, **_over_seeds(answers)} if len(answers) > 1 else answers[0]))

@@ -12,7 +12,7 @@ from rl_training.errors import DatasetError
 Array = NDArray[Any]
 
 REQUIRED = ("observations", "actions", "rewards", "terminated")
-FLAGS = ("terminated", "truncated", "usable", "fragment")
+FLAGS = ("terminated", "truncated", "usable", "fragment", "interventions")
 MAX_ACTIONS = 2**20  # a network needs one output for each action index, so larger indices are a mistake
 
 

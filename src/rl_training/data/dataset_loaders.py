@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from pydantic import Field, model_validator
 
 from rl_training.config import Settings
-from rl_training.data.formats import hdf5, minari_store, npz, parquet, torch_file
+from rl_training.data.formats import csv_file, hdf5, lerobot, minari_store, npz, parquet, torch_file
 from rl_training.data.formats.columns import ALIASES, Columns, canonical, check_rename, is_known
 from rl_training.data.formats.storage import local_path
 from rl_training.data.offline_dataset import TransitionDataset
@@ -41,16 +41,23 @@ SUFFIXES = {
     ".hdf5": "hdf5",
     ".h5": "hdf5",
     ".parquet": "parquet",
+    ".csv": "csv",
 }
 """File suffixes and their formats."""
 
-_FORMATS = {"npz": npz, "pt": torch_file, "hdf5": hdf5, "parquet": parquet}
+_WRITTEN = {"npz": npz, "pt": torch_file, "hdf5": hdf5, "parquet": parquet, "csv": csv_file}
+_READ = {**_WRITTEN, "lerobot": lerobot}
+
+READ_KINDS = (*_READ, "minari")
+"""The formats that can be read."""
+WRITTEN_KINDS = (*_WRITTEN, "minari")
+"""The formats that can be written."""
 
 
 class DatasetSettings(Settings):
     """Where logged transitions come from."""
 
-    dataset_kind: Literal["random", "npz", "pt", "hdf5", "minari", "parquet"] | None = Field(
+    dataset_kind: Literal["random", "npz", "pt", "hdf5", "minari", "parquet", "csv", "lerobot"] | None = Field(
         None,
         description="the format; unset: by the file's name; random: random play in env_id, if no file is given",
     )
@@ -62,6 +69,9 @@ class DatasetSettings(Settings):
     dataset_size: int = Field(10_000, ge=1, le=2**40, description="transitions that random play collects")
     dataset_top_fraction: float = Field(
         1.0, gt=0, le=1, description="keep this share of the episodes, those with the highest returns"
+    )
+    dataset_rows: Literal["all", "interventions"] = Field(
+        "all", description="which rows are sampled; interventions: those with the flag intervention"
     )
     action_low: tuple[float, ...] | None = Field(
         None, description="lowest value of each action, for data without an env_id; unset: -1"
@@ -180,10 +190,11 @@ def read_transitions(
     kind = kind or kind_of(found)
     if kind == "minari":
         rows, names = minari_store.read_folder(found)
-    elif kind in _FORMATS:
-        rows, names = _FORMATS[kind].read(found, lambda name: is_known(name) or name in (rename or {}))
+    elif kind in _READ:
+        rows, names = _READ[kind].read(found, lambda name: is_known(name) or name in (rename or {}))
     else:
-        raise DatasetError(f"dataset_kind {kind!r} is not a file format; expected {', '.join([*_FORMATS, 'minari'])}")
+        hint = did_you_mean(kind, READ_KINDS)
+        raise DatasetError(f"dataset_kind {kind!r} is not a file format{hint}; expected {', '.join(READ_KINDS)}")
     return canonical(rows, str(found), names, rename)
 
 
@@ -218,20 +229,29 @@ def write_transitions(
     ``minari:ID`` (or an id, with the kind given) and ``env_spec`` is the environment to record with it.
     """
     text = str(path)
+    check_written_kind(kind)
     if text.startswith(minari_store.PREFIX) or kind == "minari":
         return minari_store.write(dataset, text.removeprefix(minari_store.PREFIX), env_spec=env_spec)
     target = local_path(path)
     kind = kind or kind_of(target)
-    if kind not in _FORMATS:
-        raise DatasetError(f"dataset_kind {kind!r} cannot be written; expected {', '.join([*_FORMATS, 'minari'])}")
-    _FORMATS[kind].write(dataset, target)
+    check_written_kind(kind)
+    _WRITTEN[kind].write(dataset, target)
     return target
+
+
+def check_written_kind(kind: str | None) -> None:
+    """Refuse a format that is unknown or can only be read."""
+    if kind is not None and kind not in WRITTEN_KINDS:
+        hint = did_you_mean(kind, WRITTEN_KINDS)
+        raise DatasetError(f"dataset_kind {kind!r} cannot be written{hint}; expected {', '.join(WRITTEN_KINDS)}")
 
 
 def kind_of(path: Path) -> str:
     """Return the format, judged by a file's name or a folder's content."""
     if path.is_dir():
-        return "minari" if minari_store.is_folder(path) else "parquet"
+        if minari_store.is_folder(path):
+            return "minari"
+        return "lerobot" if lerobot.is_folder(path) else "parquet"
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
         hint = did_you_mean(path.suffix.lower(), SUFFIXES)

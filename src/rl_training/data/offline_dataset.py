@@ -102,8 +102,8 @@ class TransitionDataset:
 
         ``observations [N, D]``, ``actions [N, A]`` (discrete: ``[N]``), ``rewards``, ``next_observations`` and the
         flags ``terminated`` and ``truncated`` ``[N]``; for goal tasks also ``achieved_goals``, ``desired_goals``
-        ``[N, G]`` and the same with ``next_`` before them; repaired data may have ``fragment`` ``[N]``. Actions are in
-        the environment's units until ``for_task``.
+        ``[N, G]`` and the same with ``next_`` before them; repaired data may have ``fragment``, and data of people who
+        correct a policy ``interventions``, ``[N]`` each. Actions are in the environment's units until ``for_task``.
         """
         missing = [key for key, source in FOLLOWED.items() if source in self._recorded and key not in self._recorded]
         if missing and not self._built:
@@ -215,6 +215,19 @@ class TransitionDataset:
         usable = None if self.usable is None else self.usable[rows]
         return self._changed({key: value[rows] for key, value in self._recorded.items()}, usable)
 
+    def only_interventions(self, *, where: str = "dataset") -> TransitionDataset:
+        """Return a dataset that samples only rows with the flag ``interventions``; all rows stay in their episodes."""
+        flags = self._recorded.get("interventions")
+        if flags is None:
+            raise DatasetError(
+                f"{where}: dataset_rows = 'interventions' needs a flag in each row: expected a column intervention,"
+                " is_intervention or complementary_info.is_intervention"
+            )
+        usable = flags if self.usable is None else flags & self.usable
+        if not usable.any():
+            raise DatasetError(f"{where}: dataset_rows = 'interventions': no row that can be sampled has the flag")
+        return self._changed(self._recorded, None if usable.all() else usable)
+
     def _changed(self, arrays: dict[str, Array], usable: Array | None) -> TransitionDataset:
         """Return a dataset of other arrays that draws on the same device, from a copy of the random state."""
         dataset = TransitionDataset(arrays, usable)
@@ -290,7 +303,8 @@ class TransitionDataset:
         rows comes before it. Earlier versions stored only that one.
         """
         if self._fingerprint is None:
-            columns = [self._recorded[key] for key in sorted(self._recorded)]
+            # Earlier versions did not read interventions, which change no transition.
+            columns = [self._recorded[key] for key in sorted(self._recorded) if key != "interventions"]
             step = 1 + sum(column.nbytes for column in columns) // _SAMPLED_BYTES
             self._fingerprint = f"{len(self)}-{_checksum(columns, step):08x}"
             if step > 1:

@@ -9,7 +9,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from rl_training.envs.drawing import BLUE, GREEN, GREY, INK, ORANGE, PAPER, Picture
+
 Array = NDArray[Any]
+
+_PIXELS = 240
+"""The width of a picture of a point mass."""
 
 
 class SparseGoalEnv(gym.Env[dict[str, Array], Any]):
@@ -119,6 +124,8 @@ class PointMassEnv(SparseGoalEnv):
         self._position = np.zeros(n)
         self._velocity = np.zeros(n)
         self._goal = np.zeros(n, np.float32)
+        self._way: list[Array] = []
+        """The places of this episode, if they are drawn."""
 
     def compute_success(self, achieved_goal: Array, desired_goal: Array) -> Any:
         """Return whether the two goals are within the threshold."""
@@ -134,6 +141,7 @@ class PointMassEnv(SparseGoalEnv):
         self._position = self.np_random.uniform(-self.size, self.size, self.dimensions)
         self._velocity = np.zeros(self.dimensions)
         self._goal = self.np_random.uniform(-self.goal_range, self.goal_range, self.dimensions).astype(np.float32)
+        self._way = [self._position]
         observation = self._observe()
         return observation, {
             "is_success": bool(self.compute_success(observation["achieved_goal"], observation["desired_goal"]))
@@ -147,23 +155,35 @@ class PointMassEnv(SparseGoalEnv):
         position = self._position + velocity * self.dt
         self._position = np.clip(position, -self.size, self.size)
         self._velocity = np.where(position == self._position, velocity, 0.0)
+        if self.render_mode is not None:
+            self._way.append(self._position)
         self._elapsed += 1
         return self._outcome(self._observe(), self.max_steps)
 
     def render(self) -> Any:
-        """Draw the goal (green) and the mass (blue) as an RGB array."""
+        """Draw the walls, the goal, the way so far and the mass, green once the goal is met, as an RGB array."""
         if self.render_mode != "rgb_array":
             return None
-        pixels = 240
-        frame = np.full((pixels, pixels, 3), 250, np.uint8)
-        y, x = np.mgrid[1 : -1 : pixels * 1j, -1 : 1 : pixels * 1j] * self.size * 1.1
-        for place, radius, colour in (
-            (self._goal, max(self.distance_threshold, 0.04 * self.size), (46, 160, 67)),
-            (self._position, 0.035 * self.size, (31, 111, 235)),
-        ):
-            centre = (place[0], place[1] if self.dimensions > 1 else 0.0)
-            frame[np.hypot(x - centre[0], y - centre[1]) <= radius] = colour
-        return frame
+        width, height = _PIXELS, _PIXELS if self.dimensions > 1 else _PIXELS // 3
+        half, centre = 0.5 * width - 14, (width / 2, height / 2)
+
+        def pixel(place: Array) -> tuple[float, float]:
+            up = float(place[1]) if self.dimensions > 1 else 0.0
+            return centre[0] + float(place[0]) / self.size * half, centre[1] - up / self.size * half
+
+        picture = Picture(width, height)
+        if self.dimensions > 1:
+            picture.box((8, 8), (width - 16, height - 16), GREY, rounding=6)
+            picture.box((10, 10), (width - 20, height - 20), PAPER, rounding=4)
+        else:
+            picture.path([(8, centre[1]), (width - 8, centre[1])], 3, GREY)
+        met = bool(self.compute_success(self._position.astype(np.float32), self._goal))
+        radius = max(self.distance_threshold / self.size * half, 3.0)
+        picture.disc(pixel(self._goal), radius, GREEN, opacity=0.35)
+        picture.ring(pixel(self._goal), radius, 1.5, GREEN)
+        picture.path([pixel(place) for place in self._way], 2, BLUE, opacity=0.4)
+        picture.disc(pixel(self._position), 5, GREEN if met else BLUE)
+        return picture.to_array()
 
     def _observe(self) -> dict[str, Array]:
         position = self._position.astype(np.float32)
@@ -242,11 +262,20 @@ class BitFlippingEnv(SparseGoalEnv):
         return self._outcome(self._observe(), self.max_steps)
 
     def render(self) -> Any:
-        """Draw the bits above the goal's as an RGB array."""
+        """Draw the bits above those of the goal, orange where they differ, as an RGB array."""
         if self.render_mode != "rgb_array":
             return None
-        bits = np.stack([self._bits, self._goal])
-        return np.repeat(np.kron(bits, np.ones((24, 24)))[..., None] * 200 + 30, 3, axis=-1).astype(np.uint8)
+        cell = max(4, min(24, 480 // self.n_bits))
+        picture = Picture(cell * self.n_bits + 8, 2 * cell + 12)
+        for index, (bit, goal) in enumerate(zip(self._bits, self._goal, strict=True)):
+            left, gap = 4 + index * cell, cell / 12
+            size = (cell - 2 * gap, cell - 2 * gap)
+            colour = INK if bit else GREY
+            if bit != goal:
+                picture.box((left, 4), (cell, cell), ORANGE, rounding=cell / 6)
+            picture.box((left + gap, 4 + gap), size, colour, rounding=cell / 8)
+            picture.box((left + gap, 8 + cell + gap), size, INK if goal else GREY, rounding=cell / 8)
+        return picture.to_array()
 
     def _observe(self) -> dict[str, Array]:
         return {"observation": self._bits.copy(), "achieved_goal": self._bits.copy(), "desired_goal": self._goal.copy()}

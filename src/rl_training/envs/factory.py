@@ -219,8 +219,13 @@ def _require_registered(env_id: str) -> None:
             " again, for example HER(config, env=...).resume(run_dir)"
         )
     if importlib.util.find_spec("gymnasium_robotics") is not None:
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):  # it prints a notice about other tasks
-            gym.register_envs(importlib.import_module("gymnasium_robotics"))
+        try:
+            with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):  # it prints a notice about other tasks
+                gym.register_envs(importlib.import_module("gymnasium_robotics"))
+        except Exception as error:  # MuJoCo loads the renderer that MUJOCO_GL names
+            hint = f" (MUJOCO_GL = {os.environ['MUJOCO_GL']!r})" if "MUJOCO_GL" in os.environ else ""
+            message = f"env_id {env_id!r}: gymnasium_robotics cannot be imported{hint}: {describe(error)}"
+            raise EnvError(message) from error
         if name in gym.registry:
             return
     elif name.startswith(_ROBOTICS_PREFIXES):

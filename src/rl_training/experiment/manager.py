@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +12,12 @@ from typing import Any
 from rl_training.algorithms.base import Learner
 from rl_training.config import TrainConfig, load_config
 from rl_training.data import TransitionDataset
+from rl_training.data.formats.storage import watch_bytes
 from rl_training.envs.consent import approve
-from rl_training.errors import CheckpointError, ConfigError, MissingExtraError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.report import write_report
+from rl_training.experiment.video import check_renderer, record_episodes, video_format
+from rl_training.export import BundlePolicy, Task, is_bundle, task_of
 from rl_training.interrupts import stop_on_signals
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
@@ -23,7 +25,7 @@ from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.outcome import RESULT, read_result
-from rl_training.runtime.progress import ProgressCallback
+from rl_training.runtime.progress import Progress, ProgressCallback
 from rl_training.runtime.run import load_learner, resume, resume_stack, stack_members, train, train_stack
 from rl_training.runtime.run_lock import lock_configuration
 from rl_training.runtime.settings import ConfigSource, complete_config
@@ -43,8 +45,8 @@ def train_experiment(
     dataset: TransitionDataset | None = None,
 ) -> TrainResult:
     """Train ``config`` in a new run folder, on a ``dataset`` in memory where one is given, and write its report."""
-    with _same_working_folder():
-        result = train(config, _with_progress(callbacks, progress_bar), run_name=name, dataset=dataset)
+    with _same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
+        result = train(config, watched, run_name=name, dataset=dataset)
     _report(result)
     return result
 
@@ -77,9 +79,8 @@ def train_stack_experiment(
 
     ``resume_auto`` goes on with the stack of these configurations below their ``output_dir``, if there is one.
     """
-    callbacks = _with_progress((), progress_bar)
     earlier = _stack_of(configs) if resume_auto else None
-    with _same_working_folder():
+    with _same_working_folder(), _with_progress((), progress_bar) as callbacks:
         if earlier is not None:
             results = resume_stack(earlier, callbacks)
         else:
@@ -93,8 +94,8 @@ def resume_stack_experiment(
     run_dir: Path, *, progress_bar: bool = False, overrides: Iterable[str] = ()
 ) -> list[TrainResult]:
     """Continue all runs of the stack that a run belongs to, and write their reports again."""
-    with _same_working_folder():
-        results = resume_stack(run_dir, _with_progress((), progress_bar), overrides=overrides)
+    with _same_working_folder(), _with_progress((), progress_bar) as callbacks:
+        results = resume_stack(run_dir, callbacks, overrides=overrides)
     for result in results:
         _report(result)
     return results
@@ -124,8 +125,8 @@ def resume_experiment(
     if not (run_dir / "config.yaml").is_file():
         raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
     before = read_result(run_dir)
-    with _same_working_folder():
-        result = resume(run_dir, _with_progress(callbacks, progress_bar), overrides=overrides, dataset=dataset)
+    with _same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
+        result = resume(run_dir, watched, overrides=overrides, dataset=dataset)
     if before is not None and (before.global_step, before.update_count) == (result.global_step, result.update_count):
         warnings.warn(
             f"nothing to do: the run is complete at {result.global_step:,} steps; {_longer(result)}",
@@ -149,33 +150,65 @@ def load_policy(path: Path, device: str = "cpu") -> tuple[Learner, TrainConfig, 
     return learner, config, checkpoint
 
 
-def evaluate_experiment(
-    path: Path, *, episodes: int = 100, seed: int = EVALUATION_SEED, video: Path | None = None, device: str = "cpu"
-) -> dict[str, Any]:
-    """Play seeded episodes with a trained policy and return the metrics, with the checkpoint they belong to.
-
-    ``video`` names a folder for recordings of the first three episodes.
-    """
-    video = video.absolute() if video is not None else None  # an environment may change the working folder
+def load_predictor(path: Path, device: str = "cpu") -> tuple[Learner | BundlePolicy, Task, Path]:
+    """Return what predicts actions, for a run, a checkpoint or a bundle: the policy, its task, and where it is from."""
+    if is_bundle(path):
+        bundle = BundlePolicy(path)
+        return bundle, bundle.contract.task, path
     learner, config, checkpoint = load_policy(path, device)
-    if config.env_id is None:
+    return learner, task_of(config), checkpoint
+
+
+def evaluate_experiment(
+    path: Path,
+    *,
+    episodes: int = 100,
+    seed: int = EVALUATION_SEED,
+    video: Path | None = None,
+    video_kind: str | None = None,
+    device: str = "cpu",
+    progress_bar: bool = False,
+) -> dict[str, Any]:
+    """Play seeded episodes with a trained policy and return the metrics, with the checkpoint or bundle they belong to.
+
+    Args:
+        path: a run or a checkpoint.
+        episodes: how many episodes to play.
+        seed: the seed of the episodes.
+        video: a folder for videos of the best, the worst and a random episode, and their ``index.json``.
+        video_kind: ``mp4`` or ``gif``; unset: mp4 if it can be written, else gif.
+        device: where the policy runs.
+        progress_bar: whether to show progress on stderr.
+    """
+    kind = video_format(video_kind) if video is not None else ""
+    video = video.absolute() if video is not None else None  # an environment may change the working folder
+    learner, task, checkpoint = load_predictor(path, device)
+    if task.env_id is None:
         raise ConfigError(f"{path}: this policy was trained without an env_id, so there is nothing to evaluate it in")
     evaluator = Evaluator(
-        config.env_id,
-        config.env_kwargs,
+        task.env_id,
+        task.env_kwargs,
         episodes=episodes,
         seed=seed,
-        reference=config.algo_kwargs.get("reference_scores"),
+        reference=task.reference_scores,
         render_mode="rgb_array" if video else None,
     )
+    files: list[Path] = []
     try:
-        recorder = _Recorder(evaluator, video) if video else None
-        metrics = evaluator.run(learner, on_step=recorder)
+        with Progress("evaluate", quiet=not progress_bar) as progress:
+            if video is not None:
+                check_renderer(evaluator)
+            progress.start("", episodes, "episode")
+            metrics = evaluator.run(learner, on_step=progress.update)
+            if video is not None:
+                files = record_episodes(
+                    evaluator, learner.predict, video, format_=kind, checkpoint=checkpoint, progress=progress
+                )
     finally:
         evaluator.close()
     answer: dict[str, Any] = {"checkpoint": str(checkpoint), "episodes": episodes, "seed": seed, "metrics": metrics}
-    if recorder is not None:
-        answer["videos"] = [str(file) for file in recorder.write()]
+    if video is not None:
+        answer["videos"] = [str(file) for file in files]
     return answer
 
 
@@ -225,45 +258,15 @@ def _same_working_folder() -> Iterator[None]:
         os.chdir(before)
 
 
-def _with_progress(callbacks: Sequence[Callback], progress_bar: bool) -> list[Callback]:
-    return [*callbacks, ProgressCallback()] if progress_bar else list(callbacks)
-
-
-class _Recorder:
-    """Collects the frames of the first episodes and writes them as videos."""
-
-    def __init__(self, evaluator: Evaluator, folder: Path, episodes: int = 3) -> None:
-        try:
-            importlib.import_module("imageio_ffmpeg")  # imageio's writer of mp4 files
-        except ImportError:
-            raise MissingExtraError("recording videos", "video") from None
-        self._evaluator, self._folder, self._episodes = evaluator, folder, episodes
-        self._frames: dict[int, list[Any]] = {}
-
-    def __call__(self, episode: int) -> None:
-        if episode < self._episodes:
-            self._frames.setdefault(episode, []).append(self._evaluator.env.render())
-
-    def write(self) -> list[Path]:
-        import imageio.v3 as imageio
-
-        fps = int(self._evaluator.env.metadata.get("render_fps", 30))
-        files = []
-        for episode, frames in self._frames.items():
-            file = self._folder / f"episode-{episode}.mp4"
-            temporary = file.with_name(f".{file.stem}.tmp.mp4")
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                if self._folder.is_symlink():
-                    raise ConfigError(f"{self._folder}: a symbolic link, which a run may not contain")
-                temporary.unlink(missing_ok=True)
-                imageio.imwrite(temporary, frames, fps=fps, macro_block_size=1)
-                next(imageio.imiter(temporary))  # on a full disk ffmpeg leaves a partial file and reports no error
-                temporary.replace(file)
-            except (OSError, StopIteration) as error:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
-                reason = str(error).partition("\n")[0] or "not a complete video"
-                raise ConfigError(f"{file}: the video cannot be written (is the disk full?): {reason}") from None
-            files.append(file)
-        return files
+@contextlib.contextmanager
+def _with_progress(callbacks: Sequence[Callback], progress_bar: bool) -> Iterator[list[Callback]]:
+    """Return the callbacks, with one that shows progress if that is wanted: of reading the data, and of the run."""
+    if not progress_bar:
+        yield list(callbacks)
+        return
+    progress = ProgressCallback()
+    try:
+        with watch_bytes(progress.on_bytes):
+            yield [*callbacks, progress]
+    finally:
+        progress.stop()

@@ -65,6 +65,8 @@ def build_run(
     learner = build_learner(config, settings, spec, device)
     offline_data = None
     if dataset is not None:
+        if settings.dataset.dataset_rows == "interventions":
+            dataset = dataset.only_interventions(where=settings.dataset.source)
         if settings.dataset.dataset_top_fraction < 1:  # after reward_scale: auto has seen all returns
             dataset = dataset.top_episodes(settings.dataset.dataset_top_fraction)
         offline_data = _offline_data(dataset, learner, goals, config, settings, transform)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from rl_training.algorithms.base import Learner
 from rl_training.envs.factory import make_raw_env
 from rl_training.envs.goals import episode_success
 from rl_training.envs.play import play
@@ -20,8 +19,16 @@ from rl_training.types import Observation
 _NAME = "the environment of the evaluation"
 
 
+class Policy(Protocol):
+    """What the evaluator needs of a learner or of an exported policy."""
+
+    def predict(self, observation: Observation, deterministic: bool = True) -> Any:
+        """Return what to pass to the environment's ``step``."""
+        ...
+
+
 class Evaluator:
-    """Evaluates a learner on the same seeded episodes each time, so that scores can be compared."""
+    """Evaluates a policy on the same seeded episodes each time, so that scores can be compared."""
 
     def __init__(
         self,
@@ -36,18 +43,21 @@ class Evaluator:
         self.env = make_raw_env(env_id, env_kwargs, render_mode=render_mode)
         self.episodes, self.seed = episodes, seed
         self.reference = reference if reference is not None else reference_scores(env_id)
+        self.last_episodes: list[dict[str, Any]] = []
+        """Return, length and success of each episode of the latest ``run``."""
 
-    def run(self, learner: Learner, *, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
+    def run(self, learner: Policy, *, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
         """Play the episodes with deterministic actions and return their mean reward, length and success rate.
 
         If the task has reference scores, the mean reward is also given on their scale.
 
         Args:
-            learner: the policy.
-            on_step: called with the episode's number after every reset and step, for recording frames.
+            learner: the policy, or an exported one.
+            on_step: called with the episode's number after every reset and step, for showing progress.
         """
         rewards, lengths = np.zeros(self.episodes), np.zeros(self.episodes, np.int64)
         successes: list[bool] = []
+        self.last_episodes = []
         for step in play(self.env, learner.predict, self._seeds(), on_reset=on_step):
             require_finite_step(_batch_of_one(step.next_observation), np.array([step.reward]), name=_NAME)
             rewards[step.episode] += step.reward
@@ -55,6 +65,9 @@ class Evaluator:
             if on_step is not None:
                 on_step(step.episode)
             success = episode_success(step.info) if step.done else None
+            if step.done:
+                total, length = float(rewards[step.episode]), int(lengths[step.episode])
+                self.last_episodes.append({"return": total, "length": length, "success": success})
             if success is not None:
                 successes.append(success)
         metrics = {

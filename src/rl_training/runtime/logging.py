@@ -1,4 +1,4 @@
-"""Metrics on disk: ``metrics.csv`` and TensorBoard events."""
+"""Metrics of a run: ``metrics.csv``, TensorBoard events, and tracking services."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from rl_training.errors import CheckpointError
 from rl_training.runtime.checkpoint_files import open_without_following, write_durably
+from rl_training.runtime.tracking import TrackedRun
 
 STEP, UPDATES = "global_step", "update_count"
 
@@ -18,21 +19,20 @@ STEP, UPDATES = "global_step", "update_count"
 class MetricsLogger:
     """Collects metrics by name and writes them as one row per step.
 
-    TensorBoard gets the same values over the steps. The rows of pretraining, which takes no steps, go under
-    ``pretrain/`` over the updates.
+    TensorBoard and the tracking services get the same values over the steps. The rows of pretraining, which takes no
+    steps, go under ``pretrain/`` over the updates.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, tensorboard: bool = True, tracked: TrackedRun | None = None) -> None:
         self.path = run_dir.absolute() / "metrics.csv"  # an environment may change the working folder
         self._pending: dict[str, float] = {}
         self._rows: list[dict[str, float]] = []
         self._columns = [STEP, UPDATES]
         self._tensorboard: Any = None
+        self._uses_tensorboard, self._tracked, self._ended = tensorboard, tracked, False
 
     def open(self, resume_at: tuple[int, int] | None = None) -> None:
         """Start the logs, or continue them after removing the rows beyond that step and update."""
-        from torch.utils.tensorboard import SummaryWriter  # slow to import; only training needs it
-
         if resume_at is not None:
             self._rows = [row for row in read_metrics(self.path) if (row[STEP], row[UPDATES]) <= resume_at]
         for row in self._rows:
@@ -40,11 +40,19 @@ class MetricsLogger:
         purge = None if resume_at is None else resume_at[0] + 1
         with self._explained():
             self._rewrite()
-            self._tensorboard = SummaryWriter(str(self.path.parent), purge_step=purge)
-            for row in self._rows:
-                # TensorBoard drops every point from purge_step on, also those that count updates: write these again.
-                if _pretraining(row) and row[UPDATES] >= (purge or 0):
-                    self._add_scalars(row)
+            if self._uses_tensorboard:
+                self._open_tensorboard(purge)
+        if self._tracked is not None:
+            self._tracked.start(resumed=resume_at is not None)
+
+    def _open_tensorboard(self, purge: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import; only training needs it
+
+        self._tensorboard = SummaryWriter(str(self.path.parent), purge_step=purge)
+        for row in self._rows:
+            # TensorBoard drops every point from purge_step on, also those that count updates: write these again.
+            if _pretraining(row) and row[UPDATES] >= (purge or 0):
+                self._add_scalars(row)
 
     def record(self, metrics: dict[str, float]) -> None:
         """Add values to the row that the next ``flush`` writes."""
@@ -60,13 +68,22 @@ class MetricsLogger:
             else:
                 with open(self.path, "a", newline="", opener=open_without_following) as file:
                     csv.DictWriter(file, self._columns).writerow(row)
-            self._add_scalars(row)
+            if self._tensorboard is not None:
+                self._add_scalars(row)
+        if self._tracked is not None:
+            prefix, axis = _axis(row)
+            values = {prefix + name: value for name, value in row.items() if name not in (STEP, UPDATES)}
+            self._tracked.log(values, axis=axis, position=int(row[axis]))
         return row
 
     def note(self, name: str, text: str, global_step: int) -> None:
-        """Write a text to TensorBoard; ``metrics.csv`` holds only numbers."""
-        with contextlib.suppress(OSError):
-            self._tensorboard.add_text(name, text, global_step)
+        """Write a text to TensorBoard and the tracking services; ``metrics.csv`` holds only numbers."""
+        self._ended = True  # only a run that did not fail gets here
+        if self._tensorboard is not None:
+            with contextlib.suppress(OSError):
+                self._tensorboard.add_text(name, text, global_step)
+        if self._tracked is not None:
+            self._tracked.note(name, text)
 
     def close(self) -> None:
         """Close the logs."""
@@ -74,6 +91,8 @@ class MetricsLogger:
             # Ignore a disk that is too full for the last events: metrics.csv has the same values.
             with contextlib.suppress(OSError):
                 self._tensorboard.close()
+        if self._tracked is not None:
+            self._tracked.finish(failed=not self._ended)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -97,10 +116,15 @@ class MetricsLogger:
         write_durably(self.path, text.getvalue())
 
     def _add_scalars(self, row: dict[str, float]) -> None:
-        prefix, position = ("pretrain/", UPDATES) if _pretraining(row) else ("", STEP)
+        prefix, position = _axis(row)
         for name, value in row.items():
             if name not in (STEP, UPDATES):
                 self._tensorboard.add_scalar(prefix + name, value, row[position])
+
+
+def _axis(row: dict[str, float]) -> tuple[str, str]:
+    """Return the prefix of a row's metrics, and the counter that they are drawn over."""
+    return ("pretrain/", UPDATES) if _pretraining(row) else ("", STEP)
 
 
 def _pretraining(row: dict[str, float]) -> bool:

@@ -29,6 +29,7 @@ from rl_training.runtime.outcome import read_result, run_to_end
 from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.settings import ConfigSource, complete_config, parse_run, read_config
 from rl_training.runtime.stack import RunStack
+from rl_training.runtime.tracking import TrackedRun, make_trackers
 from rl_training.runtime.trainer import Trainer
 from rl_training.types import SpaceSpec
 
@@ -234,7 +235,7 @@ def _assemble(
     device = resolve_device(config.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
-    settings = parse_run(config)
+    settings, trackers = parse_run(config), make_trackers(config.loggers)
     components = build_run(config, settings, device, dataset)
     if run_dir is None:  # a resumed run loads its own weights
         initialize(components.learner, settings)
@@ -247,7 +248,11 @@ def _assemble(
         settings=settings,
         total_steps=config.total_timesteps,
         store=CheckpointStore(run_dir, keep=settings.loop.keep_checkpoints),
-        logger=MetricsLogger(run_dir),
+        logger=MetricsLogger(
+            run_dir,
+            tensorboard="tensorboard" in config.loggers,
+            tracked=TrackedRun(run_dir, trackers, config.model_dump(mode="json")),
+        ),
         metadata={
             "package_version": package_version(),
             "config": config.model_dump(mode="json"),

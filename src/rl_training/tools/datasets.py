@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +14,20 @@ from numpy.typing import NDArray
 
 from rl_training.data.dataset_loaders import (
     DATA_FOLDER_VARIABLE,
+    check_written_kind,
     kind_of,
     locate,
     read_transitions,
     write_transitions,
 )
 from rl_training.data.formats.minari_store import PREFIX, check_new
-from rl_training.data.formats.storage import local_path
+from rl_training.data.formats.storage import local_path, watch_bytes
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import extract_goal_parts, is_goal_space
 from rl_training.envs.play import play
 from rl_training.errors import ConfigError, DatasetError
+from rl_training.runtime.progress import Progress
 from rl_training.seeding import Stream, episode_seeds, stream_generator
 from rl_training.tools.controllers import names_function, own_controller, scripted_controller
 from rl_training.tools.repair import repair_transitions
@@ -45,7 +45,9 @@ def convert_dataset(
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     kind: str | None = None,
+    target_kind: str | None = None,
     rename: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Path, int, list[str]]:
     """Copy a dataset into another format, and repair it on request.
 
@@ -56,26 +58,30 @@ def convert_dataset(
         env_id: the environment that the data comes from.
         env_kwargs: arguments of the environment.
         kind: the format of ``source``; unset: by its name.
+        target_kind: the format of ``target``; unset: by its name.
         rename: unknown names in the source and the known names to use for them.
+        progress: shows how much is read and written.
 
     Returns:
         The path of the new dataset, its number of rows, and a line for each repair.
     """
-    check_target(target)
+    check_target(target, target_kind)
+    progress = progress or Progress("data convert", quiet=True)
     env_spec = None
     if env_id is not None:
         env = make_raw_env(env_id, env_kwargs)
         env_spec = env.spec
         env.close()
-    arrays: Mapping[str, Any] = read_dataset(source, kind=kind, rename=rename)
-    notes: list[str] = []
-    try:
-        if repair:
-            arrays, notes = repair_transitions(arrays, env_id, env_kwargs)
-    except DatasetError as error:
-        raise DatasetError(f"{source}: {error}") from None
-    dataset = TransitionDataset.from_dict(arrays, where=str(source))
-    return write_transitions(dataset, target, env_spec=env_spec), len(dataset), notes
+    with watch_bytes(progress.on_bytes):
+        arrays: Mapping[str, Any] = read_dataset(source, kind=kind, rename=rename)
+        notes: list[str] = []
+        try:
+            if repair:
+                arrays, notes = repair_transitions(arrays, env_id, env_kwargs)
+        except DatasetError as error:
+            raise DatasetError(f"{source}: {error}") from None
+        dataset = TransitionDataset.from_dict(arrays, where=str(source))
+        return write_transitions(dataset, target, target_kind, env_spec=env_spec), len(dataset), notes
 
 
 def read_dataset(
@@ -87,13 +93,16 @@ def read_dataset(
     return read_transitions(source, kind, rename=rename)
 
 
-def check_target(target: str | Path) -> Path | None:
+def check_target(target: str | Path, kind: str | None = None) -> Path | None:
     """Refuse a target that cannot be written before any work is done; return the file it would replace, if any."""
-    if str(target).startswith(PREFIX):
+    check_written_kind(kind)
+    if str(target).startswith(PREFIX) or kind == "minari":
         check_new(str(target).removeprefix(PREFIX))
         return None
     path = local_path(target)
-    kind_of(path)
+    if path.is_dir():
+        raise DatasetError(f"{path}: a folder; expected the name of a file")
+    check_written_kind(kind or kind_of(path))
     return path if path.exists() else None
 
 
@@ -105,7 +114,7 @@ def collect_dataset(
     noise: float = 0.0,
     seed: int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
-    progress_bar: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[TransitionDataset, EnvSpec | None]:
     """Play whole episodes and return them as a dataset, with the specification of their environment.
 
@@ -117,7 +126,7 @@ def collect_dataset(
         noise: std of the noise on actions in [-1, 1]; for discrete actions the share of random ones.
         seed: the seed of all random numbers.
         env_kwargs: arguments of the environment; empty: those of the run.
-        progress_bar: whether to show one, on a terminal.
+        progress: shows the episodes played.
     """
     if not 0 <= noise < np.inf:
         raise ConfigError(f"--noise {noise}: expected a number of at least 0")
@@ -157,7 +166,8 @@ def collect_dataset(
                 if have != need:
                     raise ConfigError(f"--policy {policy}: it was trained with {name} {need}, {env_id} has {have}")
             act = _noisy(learner.predict, spec, noise, rng)
-        return TransitionDataset.from_dict(_play(env, act, episodes, seed, progress_bar), where=env_id), env.spec
+        progress = progress or Progress("data collect", quiet=True)
+        return TransitionDataset.from_dict(_play(env, act, episodes, seed, progress), where=env_id), env.spec
     finally:
         env.close()
 
@@ -186,7 +196,7 @@ def _noisy(predict: Callable[..., Array], spec: SpaceSpec, noise: float, rng: np
     return act
 
 
-def _play(env: gym.Env[Any, Any], act: Policy, episodes: int, seed: int, progress_bar: bool) -> dict[str, Array]:
+def _play(env: gym.Env[Any, Any], act: Policy, episodes: int, seed: int, progress: Progress) -> dict[str, Array]:
     """Play episodes, each with its own seed, and return the rows."""
     goal_task = is_goal_space(env.observation_space)
     names = ("observations", "achieved_goals", "desired_goals") if goal_task else ("observations",)
@@ -207,36 +217,10 @@ def _play(env: gym.Env[Any, Any], act: Policy, episodes: int, seed: int, progres
         return action if action.ndim else action[()]
 
     seeds = itertools.islice(episode_seeds(seed, Stream.DATA_COLLECTION), episodes)
-    with _progress(episodes, progress_bar) as advance:
-        for step in play(env, choose, seeds):
-            add(rewards=step.reward, terminated=step.terminated, truncated=step.truncated)
-            add(**parts(step.next_observation, "next_"))
-            if step.done:
-                advance(len(lists["rewards"]))
+    progress.start("", episodes, "episode")
+    for step in play(env, choose, seeds):
+        add(rewards=step.reward, terminated=step.terminated, truncated=step.truncated)
+        add(**parts(step.next_observation, "next_"))
+        if step.done:
+            progress.advance(status=f"{len(lists['rewards']):,} transitions")
     return {name: np.asarray(values) for name, values in lists.items()}
-
-
-def _progress(episodes: int, show: bool) -> AbstractContextManager[Callable[[int], None]]:
-    """Return a bar on stderr that moves by one episode per call; on anything but a terminal it shows nothing."""
-    if not (show and sys.stderr.isatty()):
-        return nullcontext(lambda transitions: None)
-    return _Bar(episodes)
-
-
-class _Bar(AbstractContextManager[Callable[[int], None]]):
-    """A bar that shows episodes played and transitions recorded."""
-
-    def __init__(self, episodes: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
-        self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
-        self._task = self._bar.add_task("", total=episodes, status="")
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._bar.start()
-        return lambda transitions: self._bar.update(self._task, advance=1, status=f"{transitions:,} transitions")
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

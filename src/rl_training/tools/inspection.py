@@ -14,6 +14,7 @@ from rl_training.data.formats.columns import label_of
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.goals import GoalFunctions
 from rl_training.errors import DatasetError
+from rl_training.runtime.progress import Progress
 from rl_training.tools.episode_order import (
     OBSERVED,
     Order,
@@ -85,32 +86,43 @@ def inspect_transitions(
     source: TransitionDataset | Mapping[str, Any],
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    *,
+    progress: Progress | None = None,
 ) -> DatasetReport:
     """Examine a dataset, or raw arrays under our names that training may refuse.
 
     With ``env_id`` the data is also compared with the environment: its spaces, bounds, time limit and goal rewards.
+    ``progress`` shows which check is running.
     """
+    progress = progress or Progress("data inspect", quiet=True)
     arrays = raw_arrays(source)
     task = Task.of(env_id, env_kwargs) if env_id is not None else None
     report = DatasetReport()
+    labels = {name: label_of(source, name) for name in arrays} if isinstance(source, Mapping) else {}
+    progress.start("checking", 7, "check")
     _facts(arrays, report)
-    _check_finite(
-        arrays, report, {name: label_of(source, name) for name in arrays} if isinstance(source, Mapping) else {}
-    )
+    progress.advance()
+    _check_finite(arrays, report, labels)
+    progress.advance()
     order = examine_order(arrays)
     _check_order(arrays, report, order)
     if order is None or not order.is_shuffled:
         _check_ends(arrays, report, task.time_limit if task else None)
+    progress.advance()
     _check_dimensions(arrays, report)
+    progress.advance()
     _check_duplicates(arrays, report)
+    progress.advance()
     if task is None or _check_spaces(arrays, report, task):
         _check_actions(arrays, report, task.spec if task else None)
         if task is not None and task.goals is not None:
             _check_rewards(arrays, report, task.goals)
     if task is not None:
         task.close()
+    progress.advance()
     if not isinstance(source, TransitionDataset):
         _check_acceptance(source, report)
+    progress.advance()
     return report
 
 
@@ -131,6 +143,8 @@ def _facts(arrays: dict[str, Array], report: DatasetReport) -> None:
         facts["usable_rows"] = int(arrays["usable"].sum())
     if "fragment" in arrays:
         facts["fragments"] = int(np.logical_or.reduceat(arrays["fragment"], starts).sum())
+    if "interventions" in arrays:
+        facts["interventions"] = int(arrays["interventions"].sum())
     finite = returns[np.isfinite(returns)]
     if len(finite) and np.isfinite(np.ptp(finite)):
         rounding = 1e-9 * np.abs(finite).max()

@@ -185,7 +185,8 @@ def _copy(segments: Path, checkpoint: Path, config: TrainConfig, target: Path) -
                 os.link(segments / name, replay / name)
             except OSError:
                 shutil.copyfile(segments / name, replay / name)
-        (target / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        untracked = config.model_copy(update={"loggers": ("csv",)})  # no tracking service may see the copy
+        (target / "config.yaml").write_text(untracked.to_yaml(), encoding="utf-8")
     except OSError as error:  # shutil.Error is one, too
         raise CheckpointError(f"{target}: --verify needs a copy of the run, which cannot be written: {error}") from None
     return target

@@ -38,6 +38,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "truncated": ("timeouts", "truncations", "timeout", "next.truncated"),
     "usable": (),
     "fragment": (),
+    "interventions": ("intervention", "is_intervention", "complementary_info.is_intervention"),
 }
 """Our names, and the names that files use."""
 

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 OBSERVED = {"observation": "observations", "achieved_goal": "achieved_goals", "desired_goal": "desired_goals"}
 """The parts of a goal dictionary, and our names for them."""
 
-EXTRAS = ("next_observations", "next_achieved_goals", "next_desired_goals", "usable", "fragment")
+EXTRAS = ("next_observations", "next_achieved_goals", "next_desired_goals", "usable", "fragment", "interventions")
 """Columns that T+1 observations cannot express; ``infos`` hold them."""
 
 _PER_STEP = {"actions": "actions", "rewards": "rewards", "terminations": "terminated", "truncations": "truncated"}
@@ -84,7 +84,7 @@ def split(dataset: TransitionDataset) -> Iterator[dict[str, Any]]:
             part: np.concatenate([arrays[name][rows], arrays[f"next_{name}"][end - 1 : end]])
             for part, name in observed.items()
         }
-        infos = {name: arrays[name][rows] for name in (*broken, "fragment") if name in arrays}
+        infos = {name: arrays[name][rows] for name in (*broken, "fragment", "interventions") if name in arrays}
         if dataset.usable is not None:
             infos["usable"] = dataset.usable[rows]
         yield {

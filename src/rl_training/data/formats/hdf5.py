@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl_training.data.formats.columns import file_columns, is_known
 from rl_training.data.formats.episodes import EXTRAS, join
 from rl_training.data.formats.hostile_files import check_hdf5_sizes, hdf5_datasets
-from rl_training.data.formats.storage import atomic_write, load_extra, storage_dtype
+from rl_training.data.formats.storage import atomic_write, load_extra, read_each, storage_dtype
 from rl_training.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str
                 if dataset.dtype.kind not in "biuf":
                     raise DatasetError(f"{path}: {name} has dtype {dataset.dtype}; expected numbers")
             check_hdf5_sizes(chosen, path)
-            return {name: _load(dataset) for name, dataset in chosen.items()}, list(found)
+            sizes = {name: dataset.nbytes for name, dataset in chosen.items()}
+            return read_each(sizes, lambda name: _load(chosen[name])), list(found)
     except DatasetError:
         raise
     except _DAMAGE as error:

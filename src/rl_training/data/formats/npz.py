@@ -19,7 +19,7 @@ from rl_training.data.formats.hostile_files import (
     check_packing,
     loaded_size,
 )
-from rl_training.data.formats.storage import atomic_write, storage_dtype
+from rl_training.data.formats.storage import atomic_write, read_each, storage_dtype
 from rl_training.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str
             if 2 * sum(needed.values()) > available_memory():
                 mapped = {name for name, entry in chosen.items() if entry.can_be_mapped}
             check_memory(sum(size for name, size in needed.items() if name not in mapped), str(path))
-            arrays = {
-                name: _map(path, file, entry) if name in mapped else _load(archive, entry)
-                for name, entry in chosen.items()
-            }
-            return arrays, list(entries)
+
+            def load(name: str) -> Array:
+                return _map(path, file, chosen[name]) if name in mapped else _load(archive, chosen[name])
+
+            return read_each(needed, load), list(entries)
     except DatasetError:
         raise
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:

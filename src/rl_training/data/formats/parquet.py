@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl_training.data.formats.columns import is_known
 from rl_training.data.formats.hostile_files import check_memory, check_packing
-from rl_training.data.formats.storage import atomic_write, load_extra, storage_dtype
+from rl_training.data.formats.storage import atomic_write, load_extra, report_bytes, storage_dtype
 from rl_training.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -26,12 +26,19 @@ _NAMES = {"observations": "observation.state", "actions": "action", "rewards": "
 
 def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str, Array], list[str]]:
     """Return the wanted columns of a file, or of a folder of files in the order of their names, and all names."""
+    return read_files(path, files_of, wanted)
+
+
+def read_files(
+    path: Path, find_files: Callable[[Path], list[Path]], wanted: Callable[[str], bool]
+) -> tuple[dict[str, Array], list[str]]:
+    """Return the wanted columns of the files that ``find_files`` finds at ``path``, in that order, and all names."""
     pa = load_extra("pyarrow", "reading Parquet files")
     pq = load_extra("pyarrow.parquet", "reading Parquet files")
     place = path
     try:
         files = []
-        for place in files_of(path):
+        for place in find_files(path):
             if not place.stat().st_size:
                 raise DatasetError(f"{place}: not a Parquet file that can be read: it is empty")
             files.append((place, pq.ParquetFile(place, memory_map=True, page_checksum_verification=True)))
@@ -53,6 +60,7 @@ def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str
                 raise DatasetError(f"{place}: column {absent[0]!r} is missing; {files[0][0].name} has it")
             for batch in file.iter_batches(batch_rows, columns=chosen):
                 columns.add(pa.Table.from_batches([batch]).flatten(), pa)
+                report_bytes("reading", 4 * columns.filled * width, 4 * rows * width)
         return columns.complete(), names
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
         if isinstance(error, DatasetError):
@@ -102,12 +110,12 @@ class _Columns:
     """Arrays for all rows, filled batch by batch so that nothing is held twice."""
 
     def __init__(self, rows: int, path: Path, wanted: Callable[[str], bool]) -> None:
-        self._rows, self._path, self._filled = rows, path, 0
+        self._rows, self._path, self.filled = rows, path, 0
         self._wanted = wanted
         self._arrays: dict[str, Array] = {}
 
     def add(self, table: Any, pa: Any) -> None:
-        start, end = self._filled, self._filled + table.num_rows
+        start, end = self.filled, self.filled + table.num_rows
         for name, column in zip(table.column_names, table.columns, strict=True):
             if not self._wanted(name):
                 continue
@@ -124,11 +132,11 @@ class _Columns:
                 )
             with np.errstate(over="ignore"):
                 target[start:end] = values
-        self._filled = end
+        self.filled = end
 
     def complete(self) -> dict[str, Array]:
-        if self._filled != self._rows:
-            raise DatasetError(f"{self._path}: claims {self._rows:,} rows, but {self._filled:,} are in it")
+        if self.filled != self._rows:
+            raise DatasetError(f"{self._path}: claims {self._rows:,} rows, but {self.filled:,} are in it")
         return self._arrays
 
 

@@ -7,8 +7,9 @@ import importlib
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,39 @@ import numpy as np
 
 from rl_training.data.formats.hostile_files import size_text
 from rl_training.errors import DatasetError, MissingExtraError
+
+Watcher = Callable[[str, int, int], None]
+"""Is told what is done (reading or writing), how many bytes of it are done, and about how many there are."""
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watch_bytes(watcher: Watcher) -> Iterator[None]:
+    """Tell ``watcher`` about all files that are read and written inside."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+def report_bytes(what: str, done: int, total: int) -> None:
+    """Tell the watcher, if there is one, how far the reading or writing of a file is."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(what, done, total)
+
+
+def read_each(sizes: Mapping[str, int], load: Callable[[str], Any]) -> dict[str, Any]:
+    """Load arrays by their names, one after another, and report the bytes."""
+    arrays: dict[str, Any] = {}
+    done, total = 0, sum(sizes.values())
+    for name, size in sizes.items():
+        arrays[name] = load(name)
+        done += size
+        report_bytes("reading", done, total)
+    return arrays
 
 
 def storage_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -60,6 +94,7 @@ def atomic_write(path: Path, size: int) -> Iterator[Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_room(path.parent, size)
         with _DeferringFile(temporary, "w+b") as file:
+            file.expected = size
             try:
                 yield file
             except Exception:
@@ -84,10 +119,14 @@ class _DeferringFile(io.FileIO):
     """
 
     error: OSError | None = None
+    expected = 0
+    _written = 0
 
     def write(self, data: Any, /) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
+        self._written += size
+        report_bytes("writing", self._written, max(self.expected, self._written))
         while len(rest):
             try:
                 if self.error is not None:
