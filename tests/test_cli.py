@@ -884,7 +884,7 @@ class TestProcess:
         assert "action" in process.stdout
         imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
         assert "torch" in imported
-        assert imported.isdisjoint({"torch._dynamo", "tensorboard", "plotly", "pandas"})
+        assert imported.isdisjoint({"torch._dynamo", "tensorboard", "matplotlib", "pandas"})
 
     def test_a_mistake(self, tmp_path: Path) -> None:
         process = self.execute("train", "her/point_reech", "--output-dir", tmp_path)

@@ -174,6 +174,9 @@ def run_line(line: str, page: str, folder: Path) -> None:
                 read_config(arguments[1], changes)
                 return
             arguments += tiny(config)
+        if "--serve" in arguments:
+            arguments += ["--port", "0"]
+            patch.setattr("rl_training.experiment.report.server.ReportServer.serve_forever", lambda server: None)
         code, output = rl_training(arguments, stdin)
     assert code == expected, f"{line}: exit code {code}, {output}"
     if "--json" in arguments:
@@ -185,6 +188,7 @@ def missing_extra(line: str) -> str | None:
     if line.startswith(("make ", "pip ")):
         return None
     needs = {
+        "plots": (r"--png\b", "matplotlib"),
         "video": (r"--video\b", "imageio_ffmpeg"),
         "offline": (r"\.(hdf5|parquet)\b", "h5py"),
         "robotics": (r"(?i)fetch|adroit", "gymnasium_robotics"),

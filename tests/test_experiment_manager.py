@@ -22,9 +22,9 @@ def test_an_experiment_trains_reports_and_evaluates(tiny_config):
     result = train_experiment(config, name="her/tiny")
     assert result.run_dir.name.startswith("her-tiny-s0-")
     page = (result.run_dir / "report.html").read_text()
-    for panel in ("Return", "Success rate", "Losses", "Mean Q"):
+    for panel in ("Return", "Success rate", "Losses", "Q on the batches"):
         assert panel in page
-    assert "completed: total_timesteps after 300 steps" in page
+    assert "Completed: total_timesteps after 300 steps" in page
     assert "<script src=" not in page  # complete in itself: nothing is fetched when it is opened
     first = evaluate_experiment(result.run_dir, episodes=3, seed=5)
     assert first == evaluate_experiment(result.run_dir, episodes=3, seed=5)
@@ -46,7 +46,7 @@ def test_several_runs_share_one_report(tiny_config, tmp_path):
     page = write_report(runs, tmp_path / "both" / "report.html").read_text()
     assert all(run.name in page for run in runs)
     with pytest.raises(ConfigError, match="not a run with metrics"):
-        write_report([tmp_path], tmp_path / "none.html")
+        write_report([tmp_path / "both"], tmp_path / "none.html")
 
 
 def test_runs_started_in_the_same_second_get_folders_of_their_own(tiny_config):

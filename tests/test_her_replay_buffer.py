@@ -381,11 +381,13 @@ def test_goals_that_are_met_before_the_step_are_drawn_again(strategy):
 
     away, buffer = draw()
     assert (away > 0.5).all()
-    assert buffer.take_metrics() == {"replay/goals_already_met": 0.0, "replay/steps_before_motion": pytest.approx(0.8)}
-    assert buffer.take_metrics() == {"replay/steps_before_motion": pytest.approx(0.8)}
+    motion = {"train/relabelled_share": 1.0, "train/steps_before_motion": pytest.approx(0.8)}
+    assert buffer.take_metrics() == {"train/trivial_goal_share": 0.0, **motion}
+    assert buffer.take_metrics() == motion
     away, buffer = draw(episode_priority="uniform")
     assert (away <= 0.5).mean() > 0.05
-    assert buffer.take_metrics() == {}
+    trivial = pytest.approx((away <= 0.5).mean())
+    assert buffer.take_metrics() == {"train/relabelled_share": 1.0, "train/trivial_goal_share": trivial}
 
 
 def test_an_episode_without_motion_keeps_goals_that_are_met():
@@ -397,8 +399,9 @@ def test_an_episode_without_motion_keeps_goals_that_are_met():
     steps, _ = steps_and_goals(buffer.sample(1000))
     assert set(steps) == set(range(10))
     assert buffer.take_metrics() == {
-        "replay/goals_already_met": 1.0,
-        "replay/steps_before_motion": pytest.approx(0.0, abs=1e-12),
+        "train/relabelled_share": 1.0,
+        "train/trivial_goal_share": 1.0,
+        "train/steps_before_motion": pytest.approx(0.0, abs=1e-12),
     }
 
 

@@ -18,13 +18,13 @@ def run(code: str) -> str:
 
 
 def test_import_alone_loads_nothing_heavy():
-    heavy = "torch gymnasium pydantic plotly tensorboard mujoco typer"
+    heavy = "torch gymnasium pydantic matplotlib tensorboard mujoco typer"
     out = run(f"import rl_training, sys; print([m for m in '{heavy}'.split() if m in sys.modules])")
     assert out.strip() == "[]"
 
 
 def test_importing_the_learners_leaves_optional_packages_alone():
-    optional = "gymnasium_robotics mujoco plotly tensorboard imageio typer"
+    optional = "gymnasium_robotics mujoco matplotlib tensorboard imageio typer"
     out = run(f"import rl_training.runtime, sys; print([m for m in '{optional}'.split() if m in sys.modules])")
     assert out.strip() == "[]"
 

@@ -81,7 +81,7 @@ def test_every_member_has_an_ordinary_run_folder(tmp_path: Path) -> None:
         assert result.update_count == 120 - 40
         rows = read_metrics(result.run_dir / "metrics.csv")
         assert rows[-1]["global_step"] == 120
-        assert {"train/critic_loss", "eval/success_rate", "replay/goals_already_met"} <= set(rows[-1])
+        assert {"train/critic_loss", "eval/success_rate", "train/trivial_goal_share"} <= set(rows[-1])
         learner, config = load_learner(find_checkpoint(result.run_dir))
         assert config.seed == seed
         weights.append(learner.state_dict()["model.critic.mlp.output.weight"])

@@ -171,6 +171,11 @@ class Learner(nn.Module):
         if self.normalizer is not None:
             self.normalizer.observe(observations)
 
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The current learning rate of each optimiser. Reading them waits for the device."""
+        return {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self._optimizers.items()}
+
     def scale_learning_rates(self, factor: float) -> None:
         """Set the learning rates that follow a schedule to ``factor`` times their configured values."""
         for name in self.scheduled_optimizers or self._optimizers:

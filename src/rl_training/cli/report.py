@@ -8,21 +8,57 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.options import QuietOption
+from rl_training.errors import ConfigError
+from rl_training.interrupts import Interrupted
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="One or more run folders.", metavar="RUN")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders of runs.", metavar="RUN", show_default=False)
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.", metavar="FILE")] = Path(
         "report.html"
     ),
+    png: Annotated[
+        bool, typer.Option("--png", help="Write the curves as PNG files, too, into FILE's name with _png.")
+    ] = False,
+    serve: Annotated[
+        Path | None,
+        typer.Option(
+            help="Show the runs of this folder in a browser of this machine, refreshed while they train.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for --serve; 0: any free one.", metavar="N")] = 8600,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a page with plots of one or more runs."""
-    from rl_training.experiment.report import write_report
+    """Write a page with plots of one or more runs, or serve such pages."""
+    if serve is not None:
+        if runs or png:
+            raise ConfigError(f"--serve {serve} excludes RUN and --png: it shows all runs of its folder")
+        _serve(serve, port)
+        return
+    if not runs:
+        raise ConfigError("report: expected at least one RUN, or --serve FOLDER")
+    from rl_training.experiment.report import png_folder, write_report
     from rl_training.runtime.progress import Progress
 
     with Progress("report", quiet=quiet) as progress:
         progress.start("", len(runs), "run")
-        written = write_report(runs, output)
+        written = write_report(runs, output, png=png)
         progress.update(len(runs))
     print(written)
+    if png:
+        print(png_folder(output))
+
+
+def _serve(folder: Path, port: int) -> None:
+    """Serve until a signal asks to stop, which is the usual end."""
+    from rl_training.experiment.report.server import ReportServer
+
+    with ReportServer(folder, port) as server:
+        print(f"runs of {folder} are at {server.address} (Ctrl-C ends this)", flush=True)
+        try:
+            server.serve_forever()
+        except (Interrupted, KeyboardInterrupt):
+            print("ended")

@@ -93,8 +93,8 @@ def train(
             _print_result(result)
     else:
         for run_config in configs:
-            start = train_or_resume if resume_auto else train_experiment
-            result = start(run_config, name=name, progress_bar=not quiet)
+            run_one = train_or_resume if resume_auto else train_experiment
+            result = run_one(run_config, name=name, progress_bar=not quiet)
             results.append(result)
             if not json_:
                 _print_result(result)

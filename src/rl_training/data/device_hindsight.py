@@ -41,7 +41,7 @@ class HindsightSampler(DeviceSampler):
         *,
         strategy: str,
         redraws: int,
-        threshold: float,
+        threshold: float | None,
         offline: bool,
         generator: torch.Generator,
     ) -> None:
@@ -160,7 +160,7 @@ class HindsightSampler(DeviceSampler):
         else:
             goal_steps = torch.addcmul(steps + 1.0, draws[1], (length - steps).double()).long()  # after the step
         slots = start + torch.stack([steps, goal_steps])  # [2, tries, B]
-        if self.redraws:
+        if self.threshold is not None:
             place = self.columns["achieved_goal"]
             goal_columns = torch.arange(place.start, place.stop, device=slots.device)
             at_step, at_goal = self.rows[slots[..., None], goal_columns]  # [tries, B, G] each

@@ -162,7 +162,7 @@ class HERReplayBuffer:
         if self._motion_scale is None or not len(self.episodes):
             return ratio
         weighted = ratio * self.episodes.total_weight / self.episodes.transitions
-        return weighted / (weighted + 1.0 - ratio)
+        return min(1.0, weighted / (weighted + 1.0 - ratio))
 
     def add(
         self,
@@ -268,7 +268,7 @@ class HERReplayBuffer:
         start, length = self.episodes.draw(by_weight=positions[:n], by_length=positions[n:])  # [B], [B]
         step = (uniform[1] * length).astype(np.int64)  # [B]
         goal_step = self._goal_step(step[:n], length[:n], uniform[2, :n])  # [n]
-        if self._redraws and n:
+        if self.goals.distance_threshold is not None and n:
             self._redraw_met(start[:n], length[:n], step[:n], goal_step)
         slot = start + step  # [B]
         goal_slot = start[:n] + goal_step  # [n]
@@ -313,7 +313,7 @@ class HERReplayBuffer:
             rewards,
             strategy=self.settings.goal_selection_strategy,
             redraws=self._redraws,
-            threshold=self.goals.distance_threshold or 0.0,
+            threshold=self.goals.distance_threshold,
             offline=self._offline,
             generator=generator,
         )
@@ -331,14 +331,20 @@ class HERReplayBuffer:
         return None
 
     def take_metrics(self) -> dict[str, float]:
-        """Return how many replaced goals were met already since the last call, and how many steps precede motion."""
+        """Return what the log says about hindsight: how many rows get a new goal, and how many of them are of use.
+
+        The share of trivial goals, which were met before their step, is that of the rows drawn since the last call.
+        """
+        if not len(self.episodes):
+            return {}
+        metrics = {"train/relabelled_share": self.relabelled_share}
         relabelled, met = self._drawn if self._sampler is None else self._sampler.take_shares()
         self._drawn = np.zeros(2)
-        metrics = {"replay/goals_already_met": float(met / relabelled)} if relabelled else {}
-        if self._motion_scale is not None and len(self.episodes):
-            p, weight = self.settings.motion_priority, self.episodes.total_weight / self.episodes.transitions
-            if p > 0:
-                metrics["replay/steps_before_motion"] = max(0.0, (weight - (1.0 - p)) / p)
+        if relabelled:
+            metrics["train/trivial_goal_share"] = float(met / relabelled)
+        if self._motion_scale is not None and (p := self.settings.motion_priority) > 0:
+            weight = self.episodes.total_weight / self.episodes.transitions
+            metrics["train/steps_before_motion"] = max(0.0, (weight - (1.0 - p)) / p)
         return metrics
 
     def discard_open_episode(self, env_index: int) -> None:
@@ -466,11 +472,14 @@ class HERReplayBuffer:
         return np.asarray(step + 1 + (uniform * (length - step)).astype(np.int64))
 
     def _redraw_met(self, start: Array, length: Array, step: Array, goal_step: Array) -> None:
-        """Draw step and goal again, in place, where the goal is met before the step; all ``[n]``.
+        """Draw step and goal again, in place, where the goal is met before the step, and count those; all ``[n]``.
 
         Of several draws the first is taken whose goal is not met. If all are met, the first choice stays.
         """
         rows = np.flatnonzero(self._met(start + step, start + goal_step))
+        self._drawn += len(start), len(rows)
+        if not self._redraws:
+            return
         draws = self.rng.random((2, self._redraws, len(rows)))
         steps = (draws[0] * length[rows]).astype(np.int64)  # [redraws, rows]
         goal_steps = self._goal_step(steps, np.broadcast_to(length[rows], steps.shape), draws[1])
@@ -478,7 +487,7 @@ class HERReplayBuffer:
         found = np.flatnonzero(unmet.any(axis=0))
         chosen = unmet.argmax(axis=0)[found]
         step[rows[found]], goal_step[rows[found]] = steps[chosen, found], goal_steps[chosen, found]
-        self._drawn += len(start), len(rows) - len(found)
+        self._drawn[1] -= len(found)
 
     def _met(self, slots: Array, goal_slots: Array) -> Array:
         """Return whether the goal achieved in one slot is met in another; all of one shape."""

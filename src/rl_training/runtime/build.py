@@ -25,6 +25,7 @@ from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.random_play import play_at_random
+from rl_training.runtime.run_records import summarize_data
 from rl_training.runtime.settings import RunSettings
 from rl_training.seeding import Stream, stream_seed
 from rl_training.types import SpaceSpec
@@ -48,6 +49,8 @@ class RunComponents:
     """None without an environment."""
     goals: GoalRewards | None
     """Rewards of relabelled goals; None without hindsight."""
+    data_summary: dict[str, Any] | None = None
+    """Size and raw returns of the offline data, for the report."""
 
 
 def build_run(
@@ -63,24 +66,25 @@ def build_run(
     transform = _reward_transform(settings, dataset)
     spec, goals = _task(config, settings, dataset, transform)
     learner = build_learner(config, settings, spec, device)
-    offline_data = None
+    offline_data, summary = None, None
     if dataset is not None:
         if settings.dataset.dataset_rows == "interventions":
             dataset = dataset.only_interventions(where=settings.dataset.source)
         if settings.dataset.dataset_top_fraction < 1:  # after reward_scale: auto has seen all returns
             dataset = dataset.top_episodes(settings.dataset.dataset_top_fraction)
+        summary = {"source": settings.dataset.source, **summarize_data(dataset)}
         offline_data = _offline_data(dataset, learner, goals, config, settings, transform)
     evaluator = _evaluator(config, settings)
     if not settings.online:
         assert offline_data is not None  # _require_sources: an offline run has a dataset
-        return RunComponents(learner, offline_data, None, None, None, evaluator, goals)
+        return RunComponents(learner, offline_data, None, None, None, evaluator, goals, summary)
     replay = _replay(config, settings, spec, goals, transform, device)
     mixture = None
     if offline_data is not None:
         mixture = Mixture(offline_data, replay, settings.prior.offline_share(0.0))
     envs = make_vector_env(required_env_id(config), config.env_kwargs, config.num_envs)
     collector = Collector(envs, learner, settings.exploration, config.seed)
-    return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator, goals)
+    return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator, goals, summary)
 
 
 def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, device: torch.device) -> Learner:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rl_training.runtime.controls import EarlyStoppingConfig
 
 if TYPE_CHECKING:
-    from rl_training.runtime.collector import EpisodeRecord
+    from rl_training.runtime.run_records import EpisodeRecord
     from rl_training.runtime.trainer import Trainer
 
 
@@ -21,7 +21,7 @@ class Callback:
         """Run after every step of the environments and the updates that follow it."""
 
     def on_episode(self, trainer: Trainer, record: EpisodeRecord) -> None:
-        """Run after every episode that ended while collecting."""
+        """Run after every episode that ended while collecting; it ended at step ``trainer.state.global_step``."""
 
     def on_evaluation(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Run after every evaluation."""

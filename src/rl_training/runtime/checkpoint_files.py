@@ -29,7 +29,8 @@ _CHECKPOINT = re.compile(r"(\d{9,})-(\d{9,})")
 _SEGMENT_NAME = re.compile(r"\d+-\d+-[0-9a-f]{8}\.safetensors")
 _OWN_NAME = re.compile(
     rf"{_CHECKPOINT.pattern}|{_SEGMENT_NAME.pattern}|events\.out\.tfevents\..*|\w+\.safetensors|manifest\.json|latest|best"
-    r"|config\.yaml|metrics\.csv|metrics\.tmp|result\.json|trackers\.json|report\.html|\.lock|checkpoints|replay|post_mortem|videos"
+    r"|config\.yaml|metrics\.csv|metrics\.tmp|result\.json|trackers\.json|stack\.json|report\.html|\.lock|checkpoints"
+    r"|replay|post_mortem|videos|episodes\.csv|evaluation\.json|data\.json|warnings\.jsonl"
 )
 """Every name that this package gives to a file or folder of a run; the temporary names are ``.NAME.tmp``."""
 

@@ -19,6 +19,7 @@ from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
 from rl_training.errors import EnvError, EnvFailedError
 from rl_training.interrupts import Interrupted
 from rl_training.runtime.health import require_finite_actions, require_finite_step
+from rl_training.runtime.run_records import EpisodeRecord, goal_outcome
 from rl_training.runtime.schedules import Schedule
 from rl_training.seeding import Stream, stream_generator, stream_seed
 from rl_training.types import Observation, SpaceSpec
@@ -54,14 +55,6 @@ class Transition(NamedTuple):
     next_observations: Observation
     terminated: Array
     truncated: Array
-
-
-class EpisodeRecord(NamedTuple):
-    """A finished episode: its return, its length, and whether it succeeded (None if not reported)."""
-
-    reward: float
-    length: int
-    success: bool | None
 
 
 class Collector:
@@ -173,7 +166,7 @@ class Collector:
         observations = self._observations
         return {
             "rng": self.rng.bit_generator.state,
-            "finished": [list(record) for record in self.finished],
+            "finished": [list(record[:3]) for record in self.finished],  # what rollout_metrics needs
             "episodes": self._episodes.copy(),
             "returns": self._returns.copy(),
             "actions": {
@@ -251,8 +244,12 @@ class Collector:
         """Record the episodes that ended and start the next ones."""
         records = []
         for index in np.flatnonzero(done):
-            success = _success(infos, int(index))
-            records.append(EpisodeRecord(float(self._returns[index]), len(self._actions[index]), success))
+            success, distance, goal = _success(infos, int(index)), None, None
+            if isinstance(self._observations, dict):
+                achieved, desired = self._observations["achieved_goal"], self._observations["desired_goal"]
+                distance, goal = goal_outcome(achieved[index], desired[index])
+            outcome = float(self._returns[index]), len(self._actions[index]), success
+            records.append(EpisodeRecord(*outcome, distance, int(index), goal))
             self._actions[index] = []
         self.finished.extend(records)
         self._episodes[done] += 1

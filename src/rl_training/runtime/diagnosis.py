@@ -25,14 +25,14 @@ class Sign(NamedTuple):
 
 SIGNS = (
     Sign(
-        "replay/steps_before_motion",
+        "train/steps_before_motion",
         lambda value, _: value < 0.01,
         "the achieved goal hardly moves: it does so after {value:.1%} of the stored steps, and hindsight learns from"
         " those. Try more exploration (random_action_prob, noise_correlation), demonstrations (dataset_path), or"
         " episodes that start closer to the object",
     ),
     Sign(
-        "replay/goals_already_met",
+        "train/trivial_goal_share",
         lambda value, _: value > 0.9,
         "{value:.0%} of the replaced goals were met before their step, so they teach nothing. Try more exploration, or"
         " check that distance_threshold is smaller than what a successful episode moves",

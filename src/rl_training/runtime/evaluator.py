@@ -13,6 +13,7 @@ from rl_training.envs.goals import episode_success
 from rl_training.envs.play import play
 from rl_training.envs.reference_scores import normalized_score, reference_scores
 from rl_training.runtime.health import require_finite_step
+from rl_training.runtime.run_records import EvaluationTrace
 from rl_training.seeding import Stream, episode_seeds
 from rl_training.types import Observation
 
@@ -44,7 +45,7 @@ class Evaluator:
         self.episodes, self.seed = episodes, seed
         self.reference = reference if reference is not None else reference_scores(env_id)
         self.last_episodes: list[dict[str, Any]] = []
-        """Return, length and success of each episode of the latest ``run``."""
+        """Return, length, success and, in goal tasks, goals of each episode of the latest ``run``."""
 
     def run(self, learner: Policy, *, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
         """Play the episodes with deterministic actions and return their mean reward, length and success rate.
@@ -57,19 +58,20 @@ class Evaluator:
         """
         rewards, lengths = np.zeros(self.episodes), np.zeros(self.episodes, np.int64)
         successes: list[bool] = []
-        self.last_episodes = []
+        trace = EvaluationTrace()
         for step in play(self.env, learner.predict, self._seeds(), on_reset=on_step):
             require_finite_step(_batch_of_one(step.next_observation), np.array([step.reward]), name=_NAME)
             rewards[step.episode] += step.reward
             lengths[step.episode] += 1
             if on_step is not None:
                 on_step(step.episode)
+            trace.add(step.observation, step.next_observation)
             success = episode_success(step.info) if step.done else None
             if step.done:
-                total, length = float(rewards[step.episode]), int(lengths[step.episode])
-                self.last_episodes.append({"return": total, "length": length, "success": success})
+                trace.finish(float(rewards[step.episode]), int(lengths[step.episode]), success)
             if success is not None:
                 successes.append(success)
+        self.last_episodes = trace.episodes
         metrics = {
             "eval/mean_reward": float(np.mean(rewards)),
             "eval/std_reward": float(np.std(rewards)),

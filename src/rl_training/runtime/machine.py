@@ -20,6 +20,7 @@ PACKAGES = {
     "wandb": "wandb",
     "mlflow-skinny": "mlflow",
     "huggingface_hub": "hub",
+    "matplotlib": "plots",
     "minari": "offline",
     "h5py": "offline",
     "pyarrow": "offline",

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from rl_training.runtime.settings import ConfigSource, complete_config, parse_ru
 from rl_training.runtime.stack import RunStack
 from rl_training.runtime.tracking import TrackedRun, make_trackers
 from rl_training.runtime.trainer import Trainer
+from rl_training.runtime.warning_log import WarningLog, recorded_warnings
 from rl_training.types import SpaceSpec
 
 TrainFunction = Callable[..., TrainResult]
@@ -56,10 +58,12 @@ def train(
     """
     config = complete_config(read_config(config))
     approve(config.env_id)
-    trainer, run_dir = _assemble(config, callbacks, dataset, run_name=run_name)
-    mark_own_run(run_dir, config.env_id)
-    with lock_run(run_dir):
-        return run_to_end(trainer, run_dir)
+    with recorded_warnings() as warning_log:
+        trainer, run_dir = _assemble(config, callbacks, dataset, run_name=run_name)
+        mark_own_run(run_dir, config.env_id)
+        with lock_run(run_dir):
+            warning_log.attach(run_dir, lambda: trainer.state.global_step)
+            return run_to_end(trainer, run_dir)
 
 
 def train_function(algo: str) -> TrainFunction:
@@ -96,9 +100,12 @@ def resume(
     overrides, run_dir = list(overrides), run_dir.absolute()  # an environment may change the working folder
     config = load_config(run_dir / "config.yaml", overrides)
     judge_run(run_dir, config.env_id)
-    trainer, _ = _assemble(config, callbacks, dataset, run_dir=run_dir)
-    with lock_run(run_dir):
+    with contextlib.ExitStack() as stack:
+        warning_log = stack.enter_context(recorded_warnings())
+        trainer, _ = _assemble(config, callbacks, dataset, run_dir=run_dir)
+        stack.enter_context(lock_run(run_dir))
         trainer.restore()
+        warning_log.attach(run_dir, lambda: trainer.state.global_step, resumed=True)
         if overrides:
             if config.total_timesteps < (step := trainer.state.global_step):
                 raise ConfigError(
@@ -118,16 +125,18 @@ def train_stack(
     configs = [complete_config(config) for config in configs]
     _require_same(configs)
     approve(configs[0].env_id)
-    trainers = []
-    for index, config in enumerate(configs):
-        trainer, run_dir = _assemble(config, callbacks if index == 0 else (), run_name=run_name)
-        mark_own_run(run_dir, config.env_id)
-        trainers.append(trainer)
-    members = [trainer.run_dir.name for trainer in trainers]
-    for trainer in trainers:
-        write_durably(trainer.run_dir / STACK, to_json({"members": members}, indent=1) + "\n")
-    with _locked(trainers):
-        return RunStack(trainers).run()
+    with _recorded_for_all(len(configs)) as warning_logs:
+        trainers = []
+        for index, config in enumerate(configs):
+            trainer, run_dir = _assemble(config, callbacks if index == 0 else (), run_name=run_name)
+            mark_own_run(run_dir, config.env_id)
+            trainers.append(trainer)
+        members = [trainer.run_dir.name for trainer in trainers]
+        for trainer in trainers:
+            write_durably(trainer.run_dir / STACK, to_json({"members": members}, indent=1) + "\n")
+        with _locked(trainers):
+            _attach(warning_logs, trainers)
+            return RunStack(trainers).run()
 
 
 def stack_members(run_dir: Path) -> list[Path]:
@@ -153,6 +162,20 @@ def resume_stack(
     configs = [load_config(folder / "config.yaml", overrides) for folder in folders]
     for folder, config in zip(folders, configs, strict=True):
         judge_run(folder, config.env_id)
+    with _recorded_for_all(len(configs)) as warning_logs:
+        return _resume_stack(run_dir, configs, folders, callbacks, warning_logs, changed=bool(overrides))
+
+
+def _resume_stack(
+    run_dir: Path,
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path],
+    callbacks: Sequence[Callback],
+    warning_logs: Sequence[WarningLog],
+    *,
+    changed: bool,
+) -> list[TrainResult]:
+    """Restore the runs of a stack and go on; ``changed`` configurations are stored."""
     parts = zip(configs, folders, strict=True)
     trainers = [
         _assemble(config, callbacks if index == 0 else (), run_dir=folder)[0]
@@ -167,9 +190,21 @@ def resume_stack(
     with _locked(trainers):
         for index, trainer in enumerate(trainers):
             trainer.restore(None if index in ended else max(common))
-            if overrides:
+            if changed:
                 write_durably(trainer.run_dir / "config.yaml", configs[index].to_yaml())
+        _attach(warning_logs, trainers, resumed=True)
         return RunStack(trainers, ended).run()
+
+
+@contextlib.contextmanager
+def _recorded_for_all(count: int) -> Iterator[list[WarningLog]]:
+    with contextlib.ExitStack() as logs:
+        yield [logs.enter_context(recorded_warnings()) for _ in range(count)]
+
+
+def _attach(logs: Sequence[WarningLog], trainers: Sequence[Trainer], *, resumed: bool = False) -> None:
+    for log, trainer in zip(logs, trainers, strict=True):
+        log.attach(trainer.run_dir, partial(getattr, trainer.state, "global_step"), resumed=resumed)
 
 
 @contextlib.contextmanager

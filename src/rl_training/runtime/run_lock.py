@@ -108,3 +108,20 @@ def _sign(file: int) -> None:
     with contextlib.suppress(OSError):  # on a full disk the lock works, but its holder cannot be named
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Return whether a process is training this run."""
+    if fcntl is None:
+        return False
+    try:
+        file = open_without_following(run_dir / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(file)
+    return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rl_training.config import differences
-from rl_training.data import HERReplayBuffer
+from rl_training.data.her_replay_buffer import HERReplayBuffer
 from rl_training.errors import CheckpointError, DatasetError
 from rl_training.interrupts import Interrupted
 from rl_training.runtime.acceleration import accelerated_updates
@@ -24,6 +24,7 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.metrics_mean import MetricsMean
+from rl_training.runtime.run_records import RunRecords
 from rl_training.runtime.settings import RunSettings
 
 
@@ -52,7 +53,7 @@ class Trainer:
         self.learner, self.experience, self.mixture = components.learner, components.experience, components.mixture
         self.replay, self.collector, self.evaluator = components.replay, components.collector, components.evaluator
         self.store, self.logger, self.callbacks = store, logger, list(callbacks)
-        self.metadata = metadata
+        self.metadata, self.records, self._data_summary = metadata, RunRecords(self.run_dir), components.data_summary
         self.state = TrainerState()
         pretrain_updates = settings.prior.offline_pretrain_updates if self.mixture is not None else 0
         collection = settings.collection if settings.online else None
@@ -92,6 +93,7 @@ class Trainer:
         """Open the logs and tell the callbacks."""
         self._stop_at_budget()  # a finished run that is resumed has nothing left to do
         self.logger.open(resume_at=self._restored_at)
+        self.records.open(self._restored_at, collects=self.collector is not None, data=self._data_summary)
         self._restart_clock()
         for callback in self.callbacks:
             callback.on_training_start(self)
@@ -110,7 +112,7 @@ class Trainer:
         """Close the environments and the logs."""
         for callback in self.callbacks:
             callback.on_training_end(self)
-        for part in (self.collector, self.evaluator, self.logger):
+        for part in (self.collector, self.evaluator, self.logger, self.records):
             if part is not None:
                 part.close()
 
@@ -213,6 +215,7 @@ class Trainer:
         assert self.replay is not None
         self.replay.add(*cast(Any, transition))
         self.state.global_step += self.collector.num_envs
+        self.records.add_episodes(self.state.global_step, self.collector.ended)
         for record in self.collector.ended:
             for callback in self.callbacks:
                 callback.on_episode(self, record)
@@ -267,6 +270,7 @@ class Trainer:
         metrics = evaluator.run(self.learner)
         require_finite_metrics(metrics)
         state = self.state
+        self.records.write_evaluation(state.global_step, state.update_count, evaluator.last_episodes)
         state.last_evaluation = metrics
         self.logger.record(metrics)
         if self.before_first_step:
@@ -314,14 +318,18 @@ class Trainer:
         metrics = self.train_metrics.take()
         if self.collector is not None:
             metrics |= self.collector.rollout_metrics()
+        hindsight = self.replay if self.replay is not None else self.experience
+        if isinstance(hindsight, HERReplayBuffer):
+            metrics |= hindsight.take_metrics()
         if isinstance(self.replay, HERReplayBuffer) and self.collector is not None:
-            metrics |= self.replay.take_metrics() | self.collector.take_saturation()
+            metrics |= self.collector.take_saturation()
             bounds = getattr(self.learner, "value_bounds", None)
             for message in self._diagnosis.check(metrics, state.update_count, bounds):
                 warnings.warn(message, stacklevel=2)
         share = self.mixture.take_share() if self.mixture is not None else None
         if share is not None:
             metrics["train/offline_share"] = share
+        metrics |= {f"train/{name}_lr": rate for name, rate in self.learner.learning_rates.items()}
         metrics["time/fps"] = (state.global_step - self._clock_step) / elapsed
         metrics["time/updates_per_second"] = (state.update_count - self._clock_updates) / elapsed
         self.logger.record(metrics)

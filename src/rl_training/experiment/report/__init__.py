@@ -1,0 +1,51 @@
+"""The report: one page, complete in itself, about one run or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.report.page import run_page, runs_page
+from rl_training.experiment.report.run_data import RunData, find_runs, read_run
+from rl_training.runtime.checkpoint_files import write_durably
+
+
+def write_report(runs: Sequence[Path], output: Path, *, png: bool = False) -> Path:
+    """Write an HTML page about runs. A folder that is not a run stands for the runs below it.
+
+    Args:
+        runs: the runs' folders, or folders of runs.
+        output: the page.
+        png: whether to write the curves as PNG files, too: into the folder ``<output without .html>_png``.
+    """
+    found = read_runs(runs)
+    text = run_page(found[0]) if len(found) == 1 else runs_page(found)
+    if output.is_symlink():
+        raise ConfigError(f"{output}: a symbolic link; expected the report's own path")
+    if png:
+        from rl_training.experiment.report.png import write_pngs
+
+        write_pngs(found, png_folder(output))
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(output, text)
+    except OSError as error:
+        raise ConfigError(f"{output}: the report cannot be written: {error}") from None
+    return output
+
+
+def png_folder(output: Path) -> Path:
+    """Return the folder for the PNG files of a page."""
+    return output.with_name(f"{output.stem}_png")
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunData]:
+    """Read runs, and the runs below folders."""
+    found = []
+    for path in paths:
+        below = find_runs(path)
+        if not below:
+            raise ConfigError(f"{path}: not a run with metrics, and there is none in the folders below it")
+        found += [read_run(run) for run in below]
+    return found
