@@ -38,6 +38,7 @@ SUITES: dict[str, list[tuple[str, list[str]]]] = {
     "halfcheetah": [(f"{algo}/halfcheetah", []) for algo in OFFLINE],
     # The second needs point_reach_demos.npz, here or in RL_TRAINING_DATA; the preset says how to make it.
     "prior_data": [("rlpd/pendulum", []), ("her/point_reach_demos", [])],
+    "random_play": [*((f"{algo}/pendulum", []) for algo in OFFLINE), ("discrete_cql/cartpole", [])],
     "classic": [(preset, []) for preset in ("ddpg/pendulum", "td3/pendulum", "sac/pendulum", "dqn/cartpole")],
 }
 

@@ -16,11 +16,12 @@ from pydantic import BaseModel
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.table import ALGORITHMS, backend_names
-from rl_training.config import TrainConfig, load_config, preset_names
+from rl_training.config import TrainConfig, preset_names
 from rl_training.data import HindsightSettings, ReplaySettings
 from rl_training.data.dataset_loaders import DatasetSettings, RewardSettings
 from rl_training.envs.factory import EnvSettings, WrapperSettings
 from rl_training.envs.rewards import RewardTransformConfig
+from rl_training.experiment.preset_table import read_preset
 from rl_training.experiment.setting_tables import BACKEND_MEANING, ONLINE_MEANING, Markup, describe_settings
 from rl_training.runtime.collector import ExplorationSettings
 from rl_training.runtime.controls import (
@@ -104,10 +105,12 @@ def algorithm_sections() -> str:
 
 
 def preset_table() -> str:
-    """Return every preset with its environment and its length."""
-    rows = ["| Preset | Environment | Steps |", "|---|---|---|"]
-    configs = {name: load_config(name) for name in preset_names()}
-    rows += [f"| `{name}` | `{config.env_id}` | {config.total_timesteps:,} |" for name, config in configs.items()]
+    """Return every preset with its environment, its length, its purpose and its score."""
+    rows = ["| Preset | Environment | Steps | What it is for | Expect |", "|---|---|---|---|---|"]
+    for preset in map(read_preset, preset_names()):
+        config = preset.config
+        steps = f"{config.total_timesteps:,}"
+        rows.append(f"| `{preset.name}` | `{config.env_id}` | {steps} | {preset.purpose} | {preset.expect} |")
     return "\n".join(rows)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import itertools
 import json
@@ -32,7 +33,9 @@ from rl_training.algorithms.table import ALGORITHMS
 from rl_training.config import PRESET_DIR, TrainConfig, load_config
 from rl_training.data.dataset_loaders import SUFFIXES, find_file
 from rl_training.data.formats.columns import ALIASES, MARKS, MERGED
+from rl_training.envs.builtin import BitFlippingEnv, PointMassEnv
 from rl_training.errors import DatasetError
+from rl_training.experiment.setting_tables import describe_settings
 from rl_training.runtime.settings import group_types, read_config
 from rl_training.tools import inspection
 
@@ -41,11 +44,11 @@ PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 
 TINY = ["total_timesteps=120", "eval_episodes=1", "algo_kwargs.batch_size=32", "algo_kwargs.dataset_size=400"]
 TINY_ONLINE = [*TINY, "algo_kwargs.learning_starts=100"]
-RUNS = {"docs/offline.md": "logged.yaml"}
+RUNS = {"docs/offline.md": "logged.yaml", "docs/start.md": "her/point_goal", "docs/environments.md": "lift.yaml"}
 """What ``RUN`` is a run of, where it is not her/point_reach."""
 SHORT = 1_020
 """Steps of a run in Python: a few more than the presets collect before they learn. Offline all of them are updates."""
-SHORTER = {"docs/offline.md": 100, "docs/prior_data.md": 250}
+SHORTER = {"docs/offline.md": 100, "docs/prior_data.md": 250, "docs/start.md": 520}
 HAS_ROBOTICS = importlib.util.find_spec("gymnasium_robotics") is not None
 
 
@@ -208,6 +211,8 @@ def check_other_command(words: list[str]) -> None:
         subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True, timeout=60)
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    elif words == ["source", ".venv/bin/activate"]:
+        assert "VENV ?= .venv\n" in (ROOT / "Makefile").read_text()
     elif words[:2] == ["pip", "install"]:
         project = (ROOT / "pyproject.toml").read_text()
         extras = re.search(r"\[(.*)\]", " ".join(words[2:]))
@@ -272,14 +277,19 @@ def test_blocks_are_of_a_known_language() -> None:
         assert len(fences) == 2 * len(blocks(page)), f"{page}: a fence without a language, or without an end"
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_settings", ROOT / "docs" / "generate_settings.py")
+def load_script(name: str) -> ModuleType:
+    """Import a script of the docs."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return load_script("generate_settings")
 
 
 def test_tables_of_settings_are_up_to_date(generator: ModuleType) -> None:
@@ -340,6 +350,49 @@ def test_relative_links_resolve(page: str, generator: ModuleType) -> None:
         assert file.exists(), f"{page}: {target}"
         if anchor:
             assert anchor in anchors(file, generator), f"{page}: {target}"
+
+
+def hyperparameter_rows() -> dict[str, str]:
+    """Return the defaults in the tables of hyperparameters.md by key; a row may name two keys."""
+    text = (ROOT / "docs" / "hyperparameters.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.+?) \|", text, re.MULTILINE)
+    return {key: default for keys, default in rows for key in re.findall(r"`(\w+)`", keys)}
+
+
+def test_every_hyperparameter_of_her_and_ddpg_is_explained_with_its_default() -> None:
+    groups, rows = group_types(ALGORITHMS["her"], online=True), hyperparameter_rows()
+    for name in ("learner", "hindsight", "exploration", "collection", "replay"):
+        for setting in describe_settings(groups[name]):
+            default = "—" if setting.default == "unset" else f"`{setting.default}`"
+            assert rows.get(setting.key) == default, setting.key
+
+
+@pytest.mark.parametrize("cls", [PointMassEnv, BitFlippingEnv])
+def test_every_argument_of_the_built_in_environments_is_explained(cls: type) -> None:
+    assert set(inspect.signature(cls.__init__).parameters) - {"self"} <= set(hyperparameter_rows())
+
+
+def test_the_notebook_becomes_a_page_of_the_site() -> None:
+    page = load_script("notebook_page").on_page_markdown((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    assert "# DDPG with HER, built from its parts" in page
+    assert page.count("```python\n") >= 7
+    assert page.count("data:image/png;base64,") == 2
+    assert "success rate over 50 new episodes" in page
+
+
+def test_the_picture_of_relabelling_shows_what_the_buffer_samples() -> None:
+    pictures = load_script("draw_pictures")
+    episode = pictures.wandering_episode()
+    path = episode["observations"]["achieved_goal"]
+    assert (episode["rewards"] == -1).all()  # the text says that it misses its goal
+    for strategy in pictures.STRATEGIES:
+        batch = pictures.relabelled(episode, strategy, 14)
+        ends, goals = batch.next_observations[:, :2].numpy(), batch.observations[:, -2:].numpy()
+        at, of = ([int(np.abs(path - row).sum(1).argmin()) for row in rows] for rows in (ends, goals))
+        assert all(np.allclose(path[k], goal) for k, goal in zip(of, goals, strict=True))
+        assert strategy != "final" or set(of) == {50}
+        assert strategy != "future" or all(k >= t for t, k in zip(at, of, strict=True))
+        assert strategy != "episode" or any(k < t for t, k in zip(at, of, strict=True))
 
 
 def test_the_site_lists_every_page() -> None:

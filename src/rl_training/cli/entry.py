@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 from rl_training.cli.data import data_app
-from rl_training.cli.help import PlainCommand
+from rl_training.cli.help import ROOT_EPILOG, PlainCommand, PlainGroup
 from rl_training.cli.lookup import check_env, doctor, presets, show_settings
 from rl_training.cli.policy import evaluate, export, predict, verify
 from rl_training.cli.report import report
@@ -23,11 +23,12 @@ from rl_training.errors import ConfigError, RLTrainingError, shown
 from rl_training.interrupts import Interrupted, answer_signals
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Policies from sparse rewards and logged data.",
+    epilog=ROOT_EPILOG,
+    cls=PlainGroup,
 )
 _COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,

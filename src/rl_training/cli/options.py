@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.completion import complete_run
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 SetOption = Annotated[
     list[str] | None,
@@ -19,10 +21,17 @@ DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or aut
 PolicyArgument = Annotated[
     Path,
     typer.Argument(
-        help="A run (its best checkpoint is taken), a checkpoint or a bundle.", metavar="RUN|CHECKPOINT|BUNDLE"
+        help="A run (its best checkpoint is taken), a checkpoint or a bundle.",
+        metavar="RUN|CHECKPOINT|BUNDLE",
+        autocompletion=complete_run,
     ),
 ]
 TrainedArgument = Annotated[
-    Path, typer.Argument(help="A run (its best checkpoint is taken) or a checkpoint.", metavar="RUN|CHECKPOINT")
+    Path,
+    typer.Argument(
+        help="A run (its best checkpoint is taken) or a checkpoint.",
+        metavar="RUN|CHECKPOINT",
+        autocompletion=complete_run,
+    ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress on stderr.")]

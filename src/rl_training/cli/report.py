@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.completion import complete_run
 from rl_training.cli.options import QuietOption
 from rl_training.errors import ConfigError
 from rl_training.interrupts import Interrupted
@@ -14,7 +15,10 @@ from rl_training.interrupts import Interrupted
 
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, or folders of runs.", metavar="RUN", show_default=False)
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders, or folders of runs.", metavar="RUN", show_default=False, autocompletion=complete_run
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.", metavar="FILE")] = Path(
         "report.html"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_training.cli.completion import complete_preset, complete_run
 from rl_training.cli.options import DeviceOption, JsonOption, QuietOption, TrustOption
 from rl_training.config import preset_names
 from rl_training.errors import ConfigError, shown
@@ -27,7 +28,12 @@ _NAME_LENGTH = 38
 
 def train(
     config: Annotated[
-        str, typer.Argument(help="A preset, such as her/point_reach, or a YAML file.", metavar="PRESET|FILE")
+        str,
+        typer.Argument(
+            help="A preset, such as her/point_reach, or a YAML file.",
+            metavar="PRESET|FILE",
+            autocompletion=complete_preset,
+        ),
     ],
     set_: Annotated[
         list[str] | None,
@@ -48,7 +54,11 @@ def train(
     ] = None,
     init_from: Annotated[
         Path | None,
-        typer.Option(help="A run or checkpoint whose policy to improve by playing in the environment.", metavar="PATH"),
+        typer.Option(
+            help="A run or checkpoint whose policy to improve by playing in the environment.",
+            metavar="PATH",
+            autocompletion=complete_run,
+        ),
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder in which the run's folder is made.", metavar="FOLDER")
@@ -109,7 +119,7 @@ def train(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN", autocompletion=complete_run)],
     set_: Annotated[
         list[str] | None,
         typer.Option(
