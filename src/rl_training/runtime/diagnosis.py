@@ -28,7 +28,7 @@ SIGNS = (
         "train/steps_before_motion",
         lambda value, _: value < 0.01,
         "the achieved goal hardly moves: it does so after {value:.1%} of the stored steps, and hindsight learns from"
-        " those. Try more exploration (random_action_prob, noise_correlation), demonstrations (dataset_path), or"
+        " those. Try more exploration (random_action_prob, exploration_noise), demonstrations (dataset_path), or"
         " episodes that start closer to the object",
     ),
     Sign(
