@@ -94,7 +94,7 @@ class Learner(nn.Module):
         self.generator = torch.Generator(self.device).manual_seed(stream_seed(seed, Stream.POLICY_NOISE))
         self.update_count = 0
         self.normalizer = ObservationNormalizer(spec.policy_dim) if settings.normalize_observations else None
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._optimizers: dict[str, FusedAdam] = {}
         self._learning_rates: dict[str, float | Tensor] = {}
         # Weights are drawn on the CPU, so that a seed means the same networks on every device.
         self._build(torch.Generator().manual_seed(stream_seed(seed, Stream.WEIGHTS)))
@@ -189,7 +189,7 @@ class Learner(nn.Module):
         """Return everything that later updates depend on."""
         return {
             "module": self.state_dict(),
-            "optimizers": {name: _optimizer_state(optimizer) for name, optimizer in self._optimizers.items()},
+            "optimizers": {name: optimizer.moments() for name, optimizer in self._optimizers.items()},
             "generator": self.generator.get_state(),
             "update_count": self.update_count,
         }
@@ -204,8 +204,7 @@ class Learner(nn.Module):
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the moments of every optimiser by name; one that is not listed starts without moments."""
         for name, optimizer in self._optimizers.items():
-            moments = {int(index): dict(values) for index, values in states.get(name, {}).items()}
-            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.load_moments(states.get(name, {}))
 
     def load_policy(self, module: Mapping[str, Tensor], prefix: str | None) -> None:
         """Load another learner's policy from its ``state_dict``; ``prefix`` is its ``policy_prefix``.
@@ -222,7 +221,7 @@ class Learner(nn.Module):
         if self.normalizer is not None:
             self.normalizer.load_state_dict(statistics)
 
-    def _optimizer(self, name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    def _optimizer(self, name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> FusedAdam:
         """Make the Adam optimiser of one group of parameters."""
         # CUDA graphs replay with fixed constants, so a rate that changes must be a tensor.
         recorded = self.device.type == "cuda"
@@ -231,7 +230,7 @@ class Learner(nn.Module):
         self._optimizers[name], self._learning_rates[name] = optimizer, learning_rate
         return optimizer
 
-    def _minimize(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    def _minimize(self, loss: Tensor, optimizer: FusedAdam) -> None:
         """Take one step on the optimiser's own parameters; no other gradients are computed.
 
         In a stack of learners the losses of all members are added up here. Each loss depends on the parameters of its
@@ -315,7 +314,3 @@ def _along_members(values: Tensor, tensor: Tensor) -> Tensor:
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the entries whose names start with ``prefix``, under their names without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    return {str(index): dict(values) for index, values in optimizer.state_dict()["state"].items()}

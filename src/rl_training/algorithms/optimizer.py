@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,7 +22,8 @@ class FusedAdam(torch.optim.Adam):
     """PyTorch's fused Adam on one group of parameters, all of which have a gradient at every step.
 
     PyTorch's ``step`` collects the moments and checks the options at every call, which takes longer than the arithmetic
-    of a small network. This class does both once.
+    of a small network. This class does both once. It also avoids the methods that import torch._dynamo, which takes
+    seconds.
     """
 
     # A class attribute on purpose: deepcopy copies only `state`, so a copy must build these lists again.
@@ -35,12 +36,29 @@ class FusedAdam(torch.optim.Adam):
     add_param_group = getattr(torch.optim.Adam.add_param_group, "__wrapped__", torch.optim.Adam.add_param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the moments."""
+        """Restore the moments from a state of PyTorch's own form."""
         super().load_state_dict(state_dict)
         self._arguments = None
 
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """Return the moments and the number of steps of each parameter, by its position."""
+        parameters = enumerate(self.param_groups[0]["params"])
+        return {str(index): dict(self.state[parameter]) for index, parameter in parameters if self.state[parameter]}
+
+    def load_moments(self, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore what ``moments`` returned; a parameter that is not listed starts without moments."""
+        self.state.clear()
+        self._arguments = None
+        for index, values in moments.items():
+            parameter = self.param_groups[0]["params"][int(index)]
+            for name, value in values.items():
+                expected = torch.Size() if name == "step" else parameter.shape
+                if value.shape != expected:
+                    raise ValueError(f"{name} of parameter {index} has shape {value.shape}: expected {expected}")
+            self.state[parameter] = {name: value.to(parameter.device, copy=True) for name, value in values.items()}
+
     def create_moments(self) -> None:
-        """Create the moments, as the first step would, for parameters that have none yet."""
+        """Create the moments for parameters that have none yet, as the first step of PyTorch's optimiser does."""
         for parameter in self.param_groups[0]["params"]:
             if not self.state[parameter]:
                 self.state[parameter] = {
@@ -67,10 +85,7 @@ class FusedAdam(torch.optim.Adam):
         """Move the parameters along their gradients."""
         group = self.param_groups[0]
         if self._arguments is None:
-            if not self.state:
-                super().step()  # the first step creates the moments
-                return
-            self._collect_arguments()
+            self.create_moments()
         self._counts += 1
         gradients = [parameter.grad for parameter in group["params"]]
         if isinstance(group["lr"], Tensor) and group["lr"].dim() == 1:  # one rate for each member of a stack

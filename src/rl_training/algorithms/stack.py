@@ -60,7 +60,7 @@ class LearnerStack:
             self._pattern.value_bounds = cast(CriticLearner, self.members[0]).value_bounds
         self._differing = self._differing_numbers()
         for name, optimizer in self._pattern._optimizers.items():
-            self._join_optimizers(cast(FusedAdam, optimizer), [member._optimizers[name] for member in self.members])
+            self._join_optimizers(optimizer, [member._optimizers[name] for member in self.members])
             rates = [cast(float, member._learning_rates[name]) for member in self.members]
             if len(set(rates)) > 1:
                 self._pattern._learning_rates[name] = torch.tensor(rates, device=self.device)
@@ -123,11 +123,11 @@ class LearnerStack:
             found[name] = torch.tensor(values, device=self.device)
         return found
 
-    def _join_optimizers(self, whole: FusedAdam, parts: Sequence[torch.optim.Optimizer]) -> None:
+    def _join_optimizers(self, whole: FusedAdam, parts: Sequence[FusedAdam]) -> None:
         """Make the moments of each member's optimiser parts of those of the whole stack."""
         whole.create_moments()
         for part in parts:
-            cast(FusedAdam, part).create_moments()
+            part.create_moments()
         columns = [part.param_groups[0]["params"] for part in parts]
         for parameter, *own in zip(whole.param_groups[0]["params"], *columns, strict=True):
             states = [part.state[key] for part, key in zip(parts, own, strict=True)]
