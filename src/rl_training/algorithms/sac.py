@@ -123,4 +123,4 @@ class SAC(ActorCritic):
     def _act(self, observations: Tensor, deterministic: bool) -> Any:
         if deterministic:
             return self.model.actor.mode(observations)
-        return self.model.actor.sample(observations, self.generator)[0]
+        return self.model.actor.draw(observations, self.generator)

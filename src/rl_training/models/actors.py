@@ -90,6 +90,12 @@ class SquashedGaussianActor(nn.Module):
         gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)  # [B, A] or [B, count, A]
         return torch.tanh(raw), (gaussian - _squash_correction(raw)).sum(-1)
 
+    def draw(self, observations: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the actions ``[B, A]`` of ``sample`` without their densities, which acting does not need."""
+        mean, log_std = self(observations)  # [B, A] each
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        return torch.tanh(torch.addcmul(mean, log_std.exp(), noise))
+
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the log-density ``[B]`` of given actions; those at the bounds are moved slightly inside."""
         mean, log_std = self(observations)  # [B, A] each

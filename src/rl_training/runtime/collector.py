@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, cast
@@ -224,7 +223,8 @@ class Collector:
         """
         learner = self.learner
         random_states = self.rng.bit_generator.state, learner.generator.get_state()
-        normalizer = None if learner.normalizer is None else copy.deepcopy(learner.normalizer.state_dict())
+        statistics = [] if learner.normalizer is None else list(learner.normalizer.buffers())
+        before = [tensor.clone() for tensor in statistics]
         counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
         saturation = list(self._saturation)
         episodes = [(actions, len(actions)) for actions in self._actions]
@@ -232,8 +232,8 @@ class Collector:
         def undo() -> None:
             self.rng.bit_generator.state = random_states[0]
             learner.generator.set_state(random_states[1])
-            if learner.normalizer is not None and normalizer is not None:
-                learner.normalizer.load_state_dict(normalizer)
+            for tensor, value in zip(statistics, before, strict=True):
+                tensor.copy_(value)
             self._observations, self._episodes, self._returns, self.finished = counts
             self._saturation = saturation
             self._actions = [actions[:length] for actions, length in episodes]
