@@ -194,3 +194,26 @@ def test_a_distance_rule_is_the_same_for_arrays_and_tensors() -> None:
         RewardTransformConfig(scale=3.0, shift=1.0, clip_min=-1.5), RewardTransformConfig(shift=1.0)
     )
     np.testing.assert_allclose(clipped.of_tensors(found), clipped.apply(rule(achieved, desired)), rtol=1e-6)
+
+
+def test_the_host_draws_where_the_device_cannot_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Strange(Near):
+        why_not_on_device = "compute_reward of Strange is not a test of the distance of the goals"
+
+        def on_device(self) -> None:
+            return None
+
+    buffer = HERReplayBuffer(SPEC, 400, Strange())
+    buffer.device = torch.device("meta")  # anything but the CPU
+    with pytest.warns(UserWarning, match="hindsight is computed on the CPU: compute_reward of Strange is not a test"):
+        assert buffer.device_sampler() is None
+    assert buffer.device_sampler() is None  # once is enough
+
+    def no_memory(self: HERReplayBuffer, generator: torch.Generator) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(HERReplayBuffer, "copy_to_device", no_memory)
+    buffer = HERReplayBuffer(SPEC, 400, Near())
+    buffer.device = torch.device("meta")
+    with pytest.warns(UserWarning, match="the device has no memory for buffer_capacity = 400 rows"):
+        assert buffer.device_sampler() is None

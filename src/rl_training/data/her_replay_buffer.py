@@ -93,7 +93,7 @@ class HERReplayBuffer:
     """
 
     _offline = False  # whether all rows are offline data
-    _reported = False  # whether it was said that the host computes hindsight
+    _why_on_host: str | None = None  # why the host draws the batches of an accelerator
 
     def __init__(
         self,
@@ -291,15 +291,21 @@ class HERReplayBuffer:
         """
         if self.device.type == "cpu":
             return None
-        rewards = self.goals.on_device()
-        if rewards is None:
-            if self._sampler is not None or not self._reported:
-                self._reported = True
-                warnings.warn(f"hindsight is computed on the CPU: {self.goals.why_not_on_device}", stacklevel=2)
-            self._sampler = None
-        elif self._sampler is None:
-            self._sampler = self.copy_to_device(self._generator)
+        if self.goals.on_device() is None:
+            self._stay_on_host(self.goals.why_not_on_device)
+        elif self._sampler is None and self._why_on_host is None:
+            try:
+                self._sampler = self.copy_to_device(self._generator)
+            except torch.OutOfMemoryError:
+                self._stay_on_host(f"the device has no memory for buffer_capacity = {self.ring.capacity} rows")
         return self._sampler
+
+    def _stay_on_host(self, reason: str) -> None:
+        """Draw batches on the host from now on, and say why."""
+        self._sampler = None
+        if reason != self._why_on_host:
+            self._why_on_host = reason
+            warnings.warn(f"hindsight is computed on the CPU: {reason}", stacklevel=3)
 
     def copy_to_device(self, generator: torch.Generator) -> HindsightSampler:
         """Return a sampler with a copy of all rows and episodes on the device of ``generator``."""
