@@ -30,6 +30,10 @@ class Near(PositionOnly):
     def on_device(self) -> DeviceRewards:
         return DeviceRewards(RULE.of_tensors, None, self.transform)
 
+    def spot_check(self, achieved: np.ndarray, desired: np.ndarray) -> None:
+        assert achieved.shape == desired.shape
+        assert np.array_equal(achieved, desired[::-1])
+
 
 class Ending(Near):
     """A goal that is met ends the episode."""
@@ -210,7 +214,7 @@ def test_the_host_draws_where_the_device_cannot_and_says_why(monkeypatch: pytest
     assert buffer.device_sampler() is None  # once is enough
 
     def no_memory(self: HERReplayBuffer, generator: torch.Generator) -> None:
-        raise torch.OutOfMemoryError("no memory")
+        raise torch.cuda.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(HERReplayBuffer, "copy_to_device", no_memory)
     buffer = HERReplayBuffer(SPEC, 400, Near())

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -980,3 +981,45 @@ class TestCheckEnv:
     )
     def test_success_is_read_from_either_name(self, info: dict[str, Any], expected: bool | None) -> None:
         assert episode_success(info) is expected
+
+
+class LateTwist(PointGoal1DEnv):
+    """Its reward changes its rule after a while, and it offers a torch version of the old rule."""
+
+    twisted = False
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        reward = super().compute_reward(achieved_goal, desired_goal, info)
+        return reward - 1.0 if self.twisted else reward
+
+
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_rewards_of_an_accelerator_are_compared_with_the_environments(with_torch, monkeypatch):
+    if with_torch:
+        threshold = LateTwist().distance_threshold
+
+        def rule(achieved: torch.Tensor, desired: torch.Tensor) -> torch.Tensor:
+            return torch.where((achieved - desired).norm(dim=-1) <= threshold, 0.0, -1.0)
+
+        monkeypatch.setattr(LateTwist, "compute_reward_torch", staticmethod(rule), raising=False)
+    env = LateTwist()
+    goals = GoalRewards(env)
+    device = goals.on_device()
+    assert device is not None
+    assert not with_torch or device.raw_reward is rule
+    pairs = np.linspace(0, 1, 8, dtype=np.float32)[:, None], np.zeros((8, 1), np.float32)
+    goals.spot_check(*pairs)
+    assert goals.on_device() is not None
+    env.twisted = True
+    for _ in range(16):
+        goals.spot_check(*pairs)
+    assert goals.on_device() is None
+    assert "compute_reward" in goals.why_not_on_device
+
+
+def test_a_torch_version_that_differs_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        PointGoal1DEnv, "compute_reward_torch", staticmethod(lambda a, d: torch.zeros(len(a))), raising=False
+    )
+    with pytest.raises(EnvError, match="compute_reward_torch and compute_reward differ"):
+        GoalRewards(PointGoal1DEnv())

@@ -296,7 +296,7 @@ class HERReplayBuffer:
         elif self._sampler is None and self._why_on_host is None:
             try:
                 self._sampler = self.copy_to_device(self._generator)
-            except torch.OutOfMemoryError:
+            except torch.cuda.OutOfMemoryError:
                 self._stay_on_host(f"the device has no memory for buffer_capacity = {self.ring.capacity} rows")
         return self._sampler
 
@@ -451,6 +451,8 @@ class HERReplayBuffer:
         slot = ring.append(torch.from_numpy(rows))
         self.episodes.append(Episode(slot, count - 1, first_row), self._weight(rows))
         if self._sampler is not None:
+            achieved = rows[1:, self._achieved]
+            self.goals.spot_check(achieved, achieved[::-1])
             self._sampler.write_rows(slot, torch.from_numpy(rows))
             self._sampler.follow(self.episodes, self.relabelled_share)
 

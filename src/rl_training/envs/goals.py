@@ -46,6 +46,7 @@ TensorFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 SUCCESS_KEYS = ("is_success", "success")
 
+_EPISODE_CHECK = 16  # rewards on an accelerator are compared with the environment's once in this many episodes
 _SPOT_CHECK = 256  # the distance form of the reward is compared with the environment's once in this many batches
 
 
@@ -146,7 +147,7 @@ class GoalRewards:
         if self.distance_threshold is not None:
             self._distance_reward = find_distance_rule(self._env_reward, achieved, self.distance_threshold)
         self._torch_reward = _matching_torch_reward(env, self._env_reward, achieved, desired)
-        self._batches = 0
+        self._batches, self._spot_checks = 0, 0
         has_termination = env.has_wrapper_attr("compute_terminated")
         self._terminated = self._choose(env, "compute_terminated", achieved, desired) if has_termination else None
         self._distance_terminated = None
@@ -213,6 +214,24 @@ class GoalRewards:
         # A distance at the threshold can be rounded either way, so the environment's reward for these goals decides.
         if differs.any() and not np.array_equal(
             self._env_reward(achieved_goals[differs], desired_goals[differs]), assumed[differs]
+        ):
+            self._distance_reward = None
+
+    def spot_check(self, achieved_goals: Array, desired_goals: Array) -> None:
+        """Compare the rewards that an accelerator computes for goals ``[T, D]`` with the environment's, now and then.
+
+        If they differ, ``on_device`` returns None from then on.
+        """
+        self._spot_checks += 1
+        if self._spot_checks % _EPISODE_CHECK != 1:
+            return
+        expected = self._env_reward(achieved_goals, desired_goals)
+        if self._torch_reward is not None:
+            tensors = (torch.from_numpy(np.array(goals)) for goals in (achieved_goals, desired_goals))
+            if not np.allclose(self._torch_reward(*tensors).numpy(), expected, rtol=1e-5, atol=1e-6):
+                self._torch_reward = None
+        if self._distance_reward is not None and not np.array_equal(
+            self._distance_reward(achieved_goals, desired_goals), expected
         ):
             self._distance_reward = None
 
