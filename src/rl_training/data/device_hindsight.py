@@ -41,6 +41,7 @@ class HindsightSampler(DeviceSampler):
         *,
         strategy: str,
         redraws: int,
+        trivial_share: float,
         threshold: float | None,
         offline: bool,
         generator: torch.Generator,
@@ -48,7 +49,8 @@ class HindsightSampler(DeviceSampler):
         super().__init__(generator)
         device = generator.device
         self.spec, self.columns, self.rewards = spec, columns, rewards
-        self.strategy, self.redraws, self.threshold, self.offline = strategy, redraws, threshold, offline
+        self.strategy, self.threshold, self.offline = strategy, threshold, offline
+        self.redraws, self.trivial_share = redraws, trivial_share
         # An episode takes two rows or more. The host's table may use twice as many entries as there are episodes.
         size = max(1024, 1 << len(rows).bit_length())
         self.register_buffer("rows", torch.zeros_like(rows, device=device))
@@ -118,7 +120,7 @@ class HindsightSampler(DeviceSampler):
         """Draw ``batch_size`` transitions and relabel the first of them; ``prepare`` this size first."""
         spec, columns, device = self.spec, self.columns, self.rows.device
         draws = torch.rand(
-            (3 + 2 * self.redraws, batch_size), generator=self.generator, dtype=torch.float64, device=device
+            (4 + 2 * self.redraws, batch_size), generator=self.generator, dtype=torch.float64, device=device
         )
         number = torch.arange(batch_size, dtype=torch.float64, device=device)  # [B]
         coefficients = self.coefficients[self.batch_sizes[batch_size]]  # [5]
@@ -127,7 +129,7 @@ class HindsightSampler(DeviceSampler):
         found = torch.searchsorted(self.sums, positions)  # [2, B]
         episode = torch.minimum(torch.where(relabelled, found[0], found[1]), self.last)  # [B]
         start, length = self.table[episode].unbind(1)  # [B] each
-        slots = self._slots(start, length, draws[1:].view(2, -1, batch_size), relabelled)  # [3, B]
+        slots = self._slots(start, length, draws[2:].view(2, -1, batch_size), draws[1], relabelled)  # [3, B]
         now, after, later = self.rows[slots]  # [B, width] each
         own_goals, chosen = now[:, columns["desired_goal"]], relabelled[:, None]  # [B, G], [B, 1]
         goals = torch.where(chosen, later[:, columns["achieved_goal"]], own_goals)  # [B, G]
@@ -147,10 +149,12 @@ class HindsightSampler(DeviceSampler):
             offline_rows=batch_size if self.offline else 0,
         )
 
-    def _slots(self, start: Tensor, length: Tensor, draws: Tensor, relabelled: Tensor) -> Tensor:
-        """Return the slots of a step, of the one after it, and of the new goal, ``[3, B]``; draws: ``[2, tries, B]``.
+    def _slots(self, start: Tensor, length: Tensor, draws: Tensor, keep: Tensor, relabelled: Tensor) -> Tensor:
+        """Return the slots of a step, of the one after it, and of the new goal, ``[3, B]``.
 
-        Of several tries the first is taken whose goal is not met before the step; or the very first, if all are met.
+        ``draws`` ``[2, tries, B]`` and ``keep`` ``[B]`` are uniform numbers. If more than ``trivial_share`` of the new
+        goals are met before the step, some of these are drawn again: of several tries the first is taken whose goal is
+        not met; or the very first, if all are met.
         """
         steps = (draws[0] * length).long()  # [tries, B]
         if self.strategy == "final":
@@ -165,9 +169,13 @@ class HindsightSampler(DeviceSampler):
             goal_columns = torch.arange(place.start, place.stop, device=slots.device)
             at_step, at_goal = self.rows[slots[..., None], goal_columns]  # [tries, B, G] each
             unmet = torch.linalg.vector_norm(at_step - at_goal, dim=-1) > self.threshold  # [tries, B]
-            some, chosen = unmet.to(torch.int8).max(dim=0)  # [B] each
-            self.drawn += torch.stack([relabelled.sum(), (relabelled & (some == 0)).sum()])
-            chosen = (chosen * relabelled).expand(2, 1, -1)
-            slots = slots.gather(1, chosen)
+            met = relabelled & ~unmet[0]  # [B]
+            count = relabelled.sum()
+            if self.redraws:
+                some, chosen = unmet.to(torch.int8).max(dim=0)  # [B] each
+                draw_again = met & (keep * met.sum() >= self.trivial_share * count)
+                slots = slots.gather(1, (chosen * draw_again).expand(2, 1, -1))
+                met = met & ~(draw_again & (some == 1))
+            self.drawn += torch.stack([count, met.sum()])
         step, goal = slots[:, 0]
         return torch.stack([step, step + 1, goal])

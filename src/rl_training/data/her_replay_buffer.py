@@ -36,6 +36,9 @@ Array = NDArray[Any]
 REDRAWS = 8
 """How often step and goal are drawn again while the goal is met before the step."""
 
+TRIVIAL_SHARE = 0.25
+"""The share of new goals that may be met before their step: enough to learn to stay there, and not more."""
+
 
 class HindsightSettings(Settings):
     """Settings of hindsight replay."""
@@ -319,6 +322,7 @@ class HERReplayBuffer:
             rewards,
             strategy=self.settings.goal_selection_strategy,
             redraws=self._redraws,
+            trivial_share=TRIVIAL_SHARE,
             threshold=self.goals.distance_threshold,
             offline=self._offline,
             generator=generator,
@@ -337,9 +341,9 @@ class HERReplayBuffer:
         return None
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what the log says about hindsight: how many rows get a new goal, and how many of them are of use.
+        """Return what the log says about hindsight: how many rows get a new goal, and how many of these are trivial.
 
-        The share of trivial goals, which were met before their step, is that of the rows drawn since the last call.
+        Trivial goals are met before their step. They are counted over the rows drawn since the last call.
         """
         if not len(self.episodes):
             return {}
@@ -457,15 +461,16 @@ class HERReplayBuffer:
             self._sampler.follow(self.episodes, self.relabelled_share)
 
     def _weight(self, rows: Array) -> float:
-        """Return the weight of an episode ``[T + 1, width]``: its steps, those without a goal to learn from for little.
+        """Return the weight of an episode ``[T + 1, width]``: little of its length if its achieved goal never moves.
 
-        A step has such a goal if the achieved goal is somewhere else later in the episode.
+        In an episode with motion, steps before motion count in full. Later ones count as much as goals that are met.
         """
         length = float(len(rows) - 1)
         if self._motion_scale is None:
             return length
-        p = self.settings.motion_priority
-        return (1.0 - p) * length + p * _steps_before_motion(rows[:, self._achieved], self._motion_scale)
+        moving = _steps_before_motion(rows[:, self._achieved], self._motion_scale)
+        full = moving + TRIVIAL_SHARE * (length - moving) if moving else 0.0
+        return (1.0 - self.settings.motion_priority) * length + self.settings.motion_priority * full
 
     def _goal_step(self, step: Array, length: Array, uniform: Array) -> Array:
         """Choose within each of n episodes the row whose achieved goal becomes the desired goal; all ``[n]``.
@@ -480,14 +485,16 @@ class HERReplayBuffer:
         return np.asarray(step + 1 + (uniform * (length - step)).astype(np.int64))
 
     def _redraw_met(self, start: Array, length: Array, step: Array, goal_step: Array) -> None:
-        """Draw step and goal again, in place, where the goal is met before the step, and count those; all ``[n]``.
+        """Draw step and goal again, in place, where too many goals are met before the step; all ``[n]``.
 
         Of several draws the first is taken whose goal is not met. If all are met, the first choice stays.
         """
         rows = np.flatnonzero(self._met(start + step, start + goal_step))
         self._drawn += len(start), len(rows)
-        if not self._redraws:
+        allowed = TRIVIAL_SHARE * len(start)
+        if not self._redraws or len(rows) <= allowed:
             return
+        rows = rows[self.rng.random(len(rows)) * len(rows) >= allowed]
         draws = self.rng.random((2, self._redraws, len(rows)))
         steps = (draws[0] * length[rows]).astype(np.int64)  # [redraws, rows]
         goal_steps = self._goal_step(steps, np.broadcast_to(length[rows], steps.shape), draws[1])
