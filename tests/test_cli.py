@@ -703,14 +703,14 @@ class TestResume:
 
 
 class TestReport:
-    def test_one_run_and_several(self, run: Run, trained: Path, tmp_path: Path) -> None:
+    def test_one_run_and_several(self, run: Run, trained: Path, copy: Path, tmp_path: Path) -> None:
         file = tmp_path / "new folder" / "page.html"
         answer = run("report", trained, "-o", file)
         assert (answer.code, answer.out.strip()) == (0, str(file))
         page = file.read_text()
         assert trained.name in page
         assert "Success rate" in page
-        assert run("report", trained, trained, "-o", file).code == 0
+        assert run("report", trained, copy, "-o", file).code == 0
         assert "2 runs" in file.read_text()
 
     @pytest.mark.parametrize("text", ["", "garbage\n1,2\n", "global_step,update_count,x\n1,2,words\n", "\x00"])

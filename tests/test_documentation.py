@@ -36,7 +36,7 @@ from rl_training.data.formats.columns import ALIASES, MARKS, MERGED
 from rl_training.envs.builtin import BitFlippingEnv, PointMassEnv
 from rl_training.errors import DatasetError
 from rl_training.experiment.setting_tables import describe_settings
-from rl_training.runtime.settings import group_types, read_config
+from rl_training.runtime.settings import group_types, read_config, read_stack
 from rl_training.tools import inspection
 
 ROOT = Path(__file__).parents[1]
@@ -267,7 +267,7 @@ def test_python_snippets_run(page: str, folder: Path) -> None:
 def test_yaml_is_a_valid_configuration(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(block.text)
-    assert read_config(file).total_timesteps > 0
+    assert all(config.total_timesteps > 0 for config in read_stack(file, [], None))
 
 
 def test_blocks_are_of_a_known_language() -> None:

@@ -238,3 +238,4 @@ def test_wandb_looks_a_resumed_run_up_when_it_is_online(tmp_path: Path, monkeypa
         tracking.WandbTracker().start(tmp_path, {"seed": 1}, run_id)
         assert (calls[-1]["id"], calls[-1]["resume"]) == expected
     assert (calls[0]["project"], calls[0]["config"], calls[0]["dir"]) == ("mine", {"seed": 1}, str(tmp_path))
+    assert calls[0]["settings"]["reinit"] == "create_new"  # the runs of a stack are open at the same time

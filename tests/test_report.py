@@ -183,8 +183,23 @@ def test_pretraining_has_an_axis_of_updates(make_run) -> None:
 
 def test_offline_runs_count_updates(make_run) -> None:
     config = parse_config({"algo": "iql", "env_id": "Pendulum-v1", "total_timesteps": 500})
-    charts = charts_of(make_run("run", [{"train/value_loss": 1.0}], config))
+    rows = [{"train/value_loss": 1.0, "time/fps": 9.0, "time/updates_per_second": 9.0}]
+    charts = charts_of(make_run("run", rows, config))
     assert charts["Value loss"].x == "updates"
+    assert set(charts) == {"Value loss", "Updates"}  # there are no environment steps
+
+
+def test_equal_curves_are_drawn_as_one(make_run) -> None:
+    rows = [{"train/actor_lr": 1e-3, "train/critic_lr": 1e-3, "train/alpha_lr": 1e-4}] * 2
+    chart = charts_of(make_run("run", rows))["Learning rate"]
+    assert curves(chart) == {"actor, critic": ([100, 200], [1e-3, 1e-3]), "alpha": ([100, 200], [1e-4, 1e-4])}
+
+
+def test_few_episodes_have_no_mean(make_run) -> None:
+    run = make_run("run", ROWS)
+    (run / "episodes.csv").write_text(EPISODES + "\n".join(f"{10 * n},{-n},50,,,0," for n in range(1, 6)) + "\n")
+    (series,) = charts_of(run)["Return of each episode"].series
+    assert (series.name, series.kind, series.marked, series.y) == ("exploration", "line", True, [-1, -2, -3, -4, -5])
 
 
 def test_long_curves_are_averaged_not_cut(make_run) -> None:
@@ -344,6 +359,17 @@ def test_a_run_without_metrics_is_refused(make_run, tmp_path) -> None:
     (tmp_path / "nothing" / "in it").mkdir(parents=True)
     with pytest.raises(ConfigError, match="nothing: not a run with metrics, and there is none"):
         write_report([tmp_path / "nothing"], tmp_path / "page.html")
+    with pytest.raises(ConfigError, match="nowhere: no such folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "page.html")
+
+
+def test_a_folder_is_no_target(make_run, tmp_path) -> None:
+    run = make_run("run", ROWS)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ConfigError, match="nothing: a folder; expected the path of an HTML file"):
+        write_report([run], tmp_path / "nothing", png=True)
+    assert not any((tmp_path / "nothing").iterdir())
+    assert not (tmp_path / "nothing_png").exists()
 
 
 def reached(*values: float) -> list[Row]:
@@ -413,22 +439,27 @@ def test_the_table_of_runs_can_be_sorted(sweep: Path, tmp_path: Path) -> None:
     page = write_report([sweep], tmp_path / "page.html").read_text()
     table = page[page.index('<table class="sortable">') :].partition("</table>")[0]
     heads = re.findall(r"<th[^>]*><button[^>]*>(.*?)</button>", table)
-    assert heads == [
-        "run",
-        "algorithm",
-        "task",
-        "seed",
-        "learning_rate",
-        "state",
-        "steps",
-        "success rate",
-        "mean return",
-        "time",
-    ]
+    assert heads == ["run", "seed", "state", "steps", "success rate", "mean return", "time", "learning_rate"]
     rows = [re.findall(r"<td.*?</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
     values = [[re.findall(r'data-value="(.*?)"', cell) for cell in row] for row in rows]
-    assert [row[7] for row in values] == [["1.0"], ["0.4"], ["0.5"], ["0.9"]]
-    assert [row[3] for row in values] == [["17"], ["0"], ["1"], ["2"]]
+    assert [row[4] for row in values] == [["1.0"], ["0.4"], ["0.5"], ["0.9"]]
+    assert [row[1] for row in values] == [["17"], ["0"], ["1"], ["2"]]
+
+
+def test_the_table_names_the_tasks_only_if_they_differ(make_run) -> None:
+    page = page_of(make_run("a", ROWS), make_run("b", ROWS, env_id="Reacher-v5"))
+    assert re.findall(r"<th[^>]*><button[^>]*>(.*?)</button>", page)[:3] == ["run", "task", "seed"]
+
+
+def test_a_single_group_is_named_in_the_title_only(make_run) -> None:
+    runs = [read_run(make_run(f"run-{seed}", reached(0.1, 0.5), seed=seed)) for seed in (0, 1)]
+    chart = next(chart for chart in compare_charts(group_runs(runs)) if chart.title == "Success rate")
+    assert [one.name for one in chart.series] == ["seed 0", "seed 1", "interquartile mean of 2 runs"]
+
+
+def test_a_run_that_is_named_twice_counts_once(sweep: Path, tmp_path: Path) -> None:
+    page = write_report([sweep, sweep / "low-0", sweep / ".." / "sweep" / "low-1"], tmp_path / "page.html").read_text()
+    assert "<title>4 runs</title>" in page
 
 
 CHANGES = [
@@ -451,7 +482,7 @@ def test_a_small_video_is_embedded(make_run) -> None:
     for name, content in (("episode-0.mp4", b"first"), ("best.gif", b"GIF"), ("large.mp4", b"x" * 1_600_000)):
         (run / "videos" / name).write_bytes(content)
     page = page_of(run)
-    assert '<img alt="best" src="data:image/gif;base64,R0lG">' in page
+    assert '<img alt="Best episode of an evaluation" src="data:image/gif;base64,R0lG">' in page
     assert "<video" not in page
 
 

@@ -38,7 +38,7 @@ addEventListener("load", () => {
     plot.dispatchEvent(new PointerEvent("pointermove", at));
     const tip = page.querySelector("figure.main .tip");
     const sort = page.querySelector("table.sortable th.n button");
-    const column = () => [...page.querySelectorAll("table.sortable tbody tr")].map((row) => row.cells[3].dataset.value);
+    const column = () => [...page.querySelectorAll("table.sortable tbody tr")].map((row) => row.cells[1].dataset.value);
     if (sort) sort.click();
     const up = column();
     if (sort) sort.click();

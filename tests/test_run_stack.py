@@ -12,6 +12,7 @@ import torch
 
 from rl_training.config import TrainConfig, parse_config
 from rl_training.errors import ConfigError
+from rl_training.experiment.manager import resume_stack_experiment
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import find_checkpoint
@@ -132,6 +133,35 @@ def test_members_may_differ_in_numbers_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_envs = 2 and 1: runs of one stack must have the same num_envs"):
         train_stack([one, two.model_copy(update={"num_envs": 1})])
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("normalize_observations", False),
+        ("batch_size", 32),
+        ("learning_starts", 60),
+        ("gradient_updates_per_step", 0.5),
+        ("eval_interval", None),
+    ],
+)
+def test_members_have_the_same_networks_steps_and_updates(tmp_path: Path, key: str, value: Any) -> None:
+    one, two = configs(tmp_path, (0, 1))
+    with pytest.raises(ConfigError, match=f"algo_kwargs.{key} = .*: runs of one stack must have the same"):
+        train_stack([one, two.model_copy(update={"algo_kwargs": {**two.algo_kwargs, key: value}})])
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_complete_stack_can_only_be_made_longer(tmp_path: Path) -> None:
+    runs = [result.run_dir for result in train_stack(configs(tmp_path, (0, 1), total_timesteps=60))]
+    stored = [(run / "config.yaml").read_text() for run in runs]
+    with pytest.raises(ConfigError, match="total_timesteps = 50: the run has 60 steps already; expected more"):
+        resume_stack_experiment(runs[1], overrides=["total_timesteps=50"])
+    assert [(run / "config.yaml").read_text() for run in runs] == stored
+    with pytest.warns(UserWarning, match="nothing to do: the runs are complete at 60 steps"):
+        resume_stack_experiment(runs[0])
+    longer = resume_stack_experiment(runs[1], overrides=["total_timesteps=80"])
+    assert [result.global_step for result in longer] == [80, 80]
 
 
 def test_an_offline_algorithm_is_trained_as_a_stack(tmp_path: Path) -> None:

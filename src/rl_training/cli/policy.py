@@ -44,12 +44,13 @@ def evaluate(
         raise ConfigError(f"--video-format {video_format}: expected --video as well")
     if trust:
         trust_all_runs()
-    run_dir = next((p for p in (path, *path.parents) if (p / "checkpoints").is_dir()), path.parent)
+    run_dir = next((p for p in (path, *path.parents) if (p / "checkpoints").is_dir()), None)
+    beside = path.absolute().with_name(f"{path.absolute().name}_videos")  # of a bundle or a checkpoint without a run
     answer = evaluate_experiment(
         path,
         episodes=episodes,
         seed=EVALUATION_SEED if seed is None else seed,
-        video=run_dir / "videos" if video else None,
+        video=None if not video else beside if run_dir is None else run_dir / "videos",
         video_kind=video_format,
         device=device or "cpu",
         progress_bar=not quiet,

@@ -79,8 +79,13 @@ def train_stack_experiment(
 
     ``resume_auto`` goes on with the stack of these configurations below their ``output_dir``, if there is one.
     """
-    earlier = _stack_of(configs) if resume_auto else None
-    with _same_working_folder(), _with_progress((), progress_bar) as callbacks:
+    with contextlib.ExitStack() as entered:
+        if resume_auto:
+            identity = {"stack": [_identity(config) for config in configs]}
+            entered.enter_context(lock_configuration(configs[0].output_dir.absolute(), identity))
+        earlier = _stack_of(configs) if resume_auto else None
+        entered.enter_context(_same_working_folder())
+        callbacks = entered.enter_context(_with_progress((), progress_bar))
         if earlier is not None:
             results = resume_stack(earlier, callbacks)
         else:
@@ -94,8 +99,15 @@ def resume_stack_experiment(
     run_dir: Path, *, progress_bar: bool = False, overrides: Iterable[str] = ()
 ) -> list[TrainResult]:
     """Continue all runs of the stack that a run belongs to, and write their reports again."""
+    before = [read_result(member) for member in stack_members(run_dir)]
     with _same_working_folder(), _with_progress((), progress_bar) as callbacks:
         results = resume_stack(run_dir, callbacks, overrides=overrides)
+    if all(map(_is_unchanged, before, results)):
+        steps = max(result.global_step for result in results)
+        warnings.warn(
+            f"nothing to do: the runs are complete at {steps:,} steps; {_longer(results[0])}",
+            stacklevel=2,
+        )
     for result in results:
         _report(result)
     return results
@@ -127,13 +139,18 @@ def resume_experiment(
     before = read_result(run_dir)
     with _same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
         result = resume(run_dir, watched, overrides=overrides, dataset=dataset)
-    if before is not None and (before.global_step, before.update_count) == (result.global_step, result.update_count):
+    if _is_unchanged(before, result):
         warnings.warn(
             f"nothing to do: the run is complete at {result.global_step:,} steps; {_longer(result)}",
             stacklevel=2,
         )
     _report(result)
     return result
+
+
+def _is_unchanged(before: TrainResult | None, after: TrainResult) -> bool:
+    counters = (after.global_step, after.update_count)
+    return before is not None and (before.global_step, before.update_count) == counters
 
 
 def _longer(result: TrainResult) -> str:
@@ -152,6 +169,8 @@ def load_policy(path: Path, device: str = "cpu") -> tuple[Learner, TrainConfig, 
 
 def load_predictor(path: Path, device: str = "cpu") -> tuple[Learner | BundlePolicy, Task, Path]:
     """Return what predicts actions, for a run, a checkpoint or a bundle: the policy, its task, and where it is from."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: neither a run nor a checkpoint nor a bundle: there is no such folder")
     if is_bundle(path):
         bundle = BundlePolicy(path)
         return bundle, bundle.contract.task, path

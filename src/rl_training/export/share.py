@@ -42,7 +42,7 @@ def push_share(folder: Path, repository: str, *, private: bool = False) -> str:
         address = api.create_repo(repository, repo_type="model", private=private, exist_ok=True)
         api.upload_folder(folder_path=folder, repo_id=repository, commit_message="Upload a policy of rl_training")
     except Exception as error:  # wrong token, no network, no permission: each has a class of its own
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
         raise BundleError(
             f"--hub {repository}: the upload failed: {reason}. The folder is kept in {folder}; to log in, run"
             " `hf auth login` or set HF_TOKEN"

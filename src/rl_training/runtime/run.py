@@ -107,10 +107,7 @@ def resume(
         trainer.restore()
         warning_log.attach(run_dir, lambda: trainer.state.global_step, resumed=True)
         if overrides:
-            if config.total_timesteps < (step := trainer.state.global_step):
-                raise ConfigError(
-                    f"total_timesteps = {config.total_timesteps}: the run has {step} steps already; expected more"
-                )
+            _require_longer(config, trainer)
             write_durably(run_dir / "config.yaml", config.to_yaml())
         return run_to_end(trainer, run_dir)
 
@@ -191,9 +188,19 @@ def _resume_stack(
         for index, trainer in enumerate(trainers):
             trainer.restore(None if index in ended else max(common))
             if changed:
-                write_durably(trainer.run_dir / "config.yaml", configs[index].to_yaml())
+                _require_longer(configs[index], trainer)
+        for config, folder in zip(configs, folders, strict=True) if changed else ():
+            write_durably(folder / "config.yaml", config.to_yaml())
         _attach(warning_logs, trainers, resumed=True)
         return RunStack(trainers, ended).run()
+
+
+def _require_longer(config: TrainConfig, trainer: Trainer) -> None:
+    """Refuse to resume a run with fewer steps than it has."""
+    if config.total_timesteps < (step := trainer.state.global_step):
+        raise ConfigError(
+            f"total_timesteps = {config.total_timesteps}: the run has {step} steps already; expected more"
+        )
 
 
 @contextlib.contextmanager
@@ -216,12 +223,19 @@ def _locked(trainers: Sequence[Trainer]) -> Iterator[None]:
 
 
 def _require_same(configs: Sequence[TrainConfig]) -> None:
-    """Refuse members of a stack that differ in more than seeds and numbers of the algorithm."""
+    """Refuse members of a stack that differ in more than seeds and numbers of the learner, hindsight and exploration.
+
+    The runs of a stack take the same steps and updates, so all settings of the loop must be the same.
+    """
+    settings = parse_run(configs[0])
+    groups = settings.learner, settings.hindsight, settings.exploration, settings.rewards
+    free = {key for group in groups for key in type(group).model_fields}
     first = configs[0].model_dump(mode="json")
     for config in configs[1:]:
         for key, one, other in differences(first, config.model_dump(mode="json")):
-            numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
-            if key != "seed" and not (key.startswith("algo_kwargs.") and numbers):
+            name = key.removeprefix("algo_kwargs.")
+            numbers = (type(one) is float and type(other) is float) or name == "n_sampled_goal"  # a ratio in disguise
+            if key != "seed" and not (numbers and name in free):
                 raise ConfigError(f"{key} = {one!r} and {other!r}: runs of one stack must have the same {key}")
 
 

@@ -65,7 +65,8 @@ class WandbTracker:
             # Offline there is nothing to look up: both parts have the same id, and `wandb sync` joins them.
             resume=None if run_id is None or os.environ.get("WANDB_MODE") == "offline" else "allow",
             config=dict(config),
-            settings=self._wandb.Settings(console="off"),  # stdout belongs to the command's own result
+            # stdout belongs to the command, and the runs of a stack are open at the same time.
+            settings=self._wandb.Settings(console="off", reinit="create_new"),
         )
         self._run.define_metric("*", step_metric="global_step")
         self._run.define_metric("pretrain/*", step_metric="update_count")

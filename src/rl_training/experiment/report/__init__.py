@@ -19,10 +19,12 @@ def write_report(runs: Sequence[Path], output: Path, *, png: bool = False) -> Pa
         output: the page.
         png: whether to write the curves as PNG files, too: into the folder ``<output without .html>_png``.
     """
-    found = read_runs(runs)
-    text = run_page(found[0]) if len(found) == 1 else runs_page(found)
     if output.is_symlink():
         raise ConfigError(f"{output}: a symbolic link; expected the report's own path")
+    if output.is_dir():
+        raise ConfigError(f"{output}: a folder; expected the path of an HTML file")
+    found = read_runs(runs)
+    text = run_page(found[0]) if len(found) == 1 else runs_page(found)
     if png:
         from rl_training.experiment.report.png import write_pngs
 
@@ -41,11 +43,14 @@ def png_folder(output: Path) -> Path:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunData]:
-    """Read runs, and the runs below folders."""
-    found = []
+    """Read runs, and the runs below folders; a run that is named twice counts once."""
+    found: dict[Path, Path] = {}
     for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such folder; expected a run, or a folder of runs")
         below = find_runs(path)
         if not below:
             raise ConfigError(f"{path}: not a run with metrics, and there is none in the folders below it")
-        found += [read_run(run) for run in below]
-    return found
+        for run in below:
+            found.setdefault(run.resolve(), run)
+    return [read_run(run) for run in found.values()]

@@ -115,6 +115,14 @@ PANELS: tuple[Panel, ...] = (
         "share",
         (0.0, 1.0),
     ),
+    Panel(
+        "Goals",
+        "Steps before motion",
+        (("train/steps_before_motion", "share of the stored steps"),),
+        "share",
+        (0.0, 1.0),
+        note="Steps after which the achieved goal still moved in their episode. Hindsight prefers episodes with many.",
+    ),
     Panel("Data", "Offline rows", (("train/offline_share", "share of the batches"),), "share", (0.0, 1.0)),
     Panel(
         "Data", "Q on data and in play", (("train/q_offline", "offline rows"), ("train/q_online", "online rows")), "Q"
@@ -137,6 +145,14 @@ PANELS: tuple[Panel, ...] = (
     Panel("Values and policy", "Entropy", (("train/entropy", "entropy"),), "nats"),
     Panel(
         "Values and policy",
+        "Saturated actions",
+        (("rollout/saturated_actions", EXPLORATION),),
+        "share",
+        (0.0, 1.0),
+        note="Actions of the policy, before noise, that are at a bound.",
+    ),
+    Panel(
+        "Values and policy",
         "Learning rate",
         tuple((f"train/{name}_lr", name) for name in ("actor", "critic", "value", "alpha", "cql_alpha")),
         "learning rate",
@@ -157,6 +173,8 @@ def points(run: RunData, metric: str) -> tuple[list[float], list[float]]:
 
     The evaluation of a pretrained policy before its first step is at step 0; the rest of pretraining has its own axis.
     """
+    if metric == "time/fps" and run.step_name == "updates":
+        return [], []  # offline every update is a step, so the chart of updates shows the same
     rows = [*run.pretraining[-1:], *run.rows] if metric.startswith("eval/") else run.rows
     found = [(row[STEP], row[metric]) for row in rows if metric in row]
     return [step for step, _ in found], [value for _, value in found]
@@ -195,7 +213,10 @@ def curve_charts(run: RunData) -> list[Chart]:
         series: list[Series] = []
         for metric, label in panel.metrics:
             steps, values = points(run, metric)
-            if steps:
+            same = [one for one in series if (one.x, one.y) == (steps, values)]
+            if same and not metric.startswith("eval/"):  # the later curve would hide the earlier one
+                series[series.index(same[0])] = replace(same[0], name=f"{same[0].name}, {label}")
+            elif steps:
                 series.append(_curve(run, metric, label, steps, values, len(series)))
         if series and not (panel.varies and len({value for one in series for value in one.y}) == 1):
             note = run.reward_note if panel.title == "Return" else panel.note

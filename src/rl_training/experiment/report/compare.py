@@ -109,15 +109,16 @@ def compare_charts(groups: Sequence[Group]) -> list[Chart]:
 def _chart(groups: Sequence[Group], panel: Panel, metric: str, label: str, limit: int) -> Chart:
     series: list[Series] = []
     for group in groups:
+        prefix = f"{group.label}, " if len(groups) > 1 else ""  # the page's title has the label of a single group
         curves = [(run, *points(run, metric)) for run in group.runs]
         curves = [curve for curve in curves if curve[1]]
         several = len(curves) > 1
         for run, steps, values in curves:
-            name = f"{group.label}, seed {run.config.seed}" if several else group.label
+            name = f"{prefix}seed {run.config.seed}" if several else group.label
             marked = metric.startswith("eval/") and not several
             series.append(line(name, steps, values, limit, colour=group.colour, faint=several, marked=marked))
         if several:
-            series.append(_over_seeds(group, [(steps, values) for _, steps, values in curves]))
+            series.append(_over_seeds(prefix, group.colour, [(steps, values) for _, steps, values in curves]))
     title = f"{panel.title}, {label}" if label else panel.title
     key = panel.key + (f"-{label.replace(' ', '-')}" if label else "")
     step_names = {run.step_name for group in groups for run in group.runs}
@@ -125,7 +126,7 @@ def _chart(groups: Sequence[Group], panel: Panel, metric: str, label: str, limit
     return Chart(key, title, series, x, panel.y, panel.section, panel.y_range, note=panel.note)
 
 
-def _over_seeds(group: Group, curves: list[tuple[list[float], list[float]]]) -> Series:
+def _over_seeds(prefix: str, colour: int, curves: list[tuple[list[float], list[float]]]) -> Series:
     """Return the interquartile mean over the seeds, where all of them have values, with its bootstrap interval."""
     first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     grid = np.unique(np.concatenate([np.asarray(steps, float) for steps, _ in curves]))
@@ -135,9 +136,9 @@ def _over_seeds(group: Group, curves: list[tuple[list[float], list[float]]]) -> 
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, min(len(grid), _GRID)).round().astype(int))]
     values = np.stack([np.interp(grid, steps, values) for steps, values in curves], axis=1)  # [T, seeds]
     low, high = bootstrap_interval(values)
-    name = f"{group.label}, interquartile mean of {len(curves)} runs"
+    name = f"{prefix}interquartile mean of {len(curves)} runs"
     mean = interquartile_mean(values)
-    return Series(name, grid.tolist(), mean.tolist(), low=low.tolist(), high=high.tolist(), colour=group.colour)
+    return Series(name, grid.tolist(), mean.tolist(), low=low.tolist(), high=high.tolist(), colour=colour)
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@
 
   function shown(value) {
     const size = Math.abs(value);
-    if (size >= 1e15 || (size > 0 && size < 1e-3)) return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
+    if (size >= 1e15 || (size > 0 && size < 1e-4)) return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
     for (const [unit, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
       if (size >= unit && (unit > 1e3 || size >= 1e4)) return `${+(value / unit).toPrecision(4)}${name}`;
     return `${+value.toPrecision(4)}`;
@@ -146,7 +146,7 @@
         const [wide, tall] = one.size, x = one.x[index] - wide / 2, y = one.y[index] + tall / 2;
         const cell = svg(root, "rect", {
           x: X(x) + 0.5, y: Y(y) + 0.5, width: X(x + wide) - X(x) - 1, height: Y(y - tall) - Y(y) - 1, rx: 3,
-          fill: value >= 0.5 ? "var(--good)" : "var(--bad)", opacity: 0.08 + 0.62 * Math.abs(value - 0.5) * 2,
+          fill: `color-mix(in srgb, ${outcome(value)} ${Math.round(200 * Math.abs(value - 0.5))}%, var(--mid))`, opacity: 0.75,
         });
         svg(cell, "title", {}, `success while exploring: ${shown(value)}`);
       });

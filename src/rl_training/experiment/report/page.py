@@ -208,7 +208,8 @@ def _video(run: RunData) -> str:
     except (OSError, ValueError):
         return ""
     source = f'src="data:{_VIDEO_KINDS[file.suffix]};base64,{content}"'
-    name = escape(file.stem)
+    kinds = ("best", "worst", "random")
+    name = f"{file.stem.capitalize()} episode of an evaluation" if file.stem in kinds else escape(file.stem)
     shown = (
         f'<img alt="{name}" {source}>'
         if file.suffix == ".gif"
@@ -321,7 +322,7 @@ def _scores(found: Sequence[Score], metric: str) -> str:
 
 def _shown(metric: str, value: float) -> str:
     """Return a value as the page shows it: rates with two digits, all else with four."""
-    return f"{value:.2f}" if metric.endswith("rate") else f"{value:.4g}"
+    return f"{value:.2f}" if metric.endswith("rate") else f"{value:#.4g}".removesuffix(".") if value else "0"
 
 
 def _range(metric: str, interval: tuple[float, float]) -> str:
@@ -334,27 +335,24 @@ def _table(runs: Sequence[RunData], groups: Sequence[Group], link: Callable[[Run
     columns = [name for name in MAIN_METRICS if any(run.last(name) is not None for run in runs)]
     columns = [name for name in columns if name.startswith("eval/")] or columns
     colours = {id(run): group.colour for group in groups for run in group.runs}
-    heads = [
-        ("run", ""),
-        ("algorithm", ""),
-        ("task", ""),
-        ("seed", "n"),
-        *((key.rpartition(".")[2], "") for key in keys),
-    ]
-    heads += [("state", ""), ("steps", "n"), *((MAIN_METRICS[name], "n") for name in columns), ("time", "n")]
+    texts = {"algorithm": [run.algorithm for run in runs], "task": [run.task for run in runs]}
+    texts = {name: values for name, values in texts.items() if len(set(values)) > 1}  # else the title has them
+    heads = [("run", ""), *((name, "") for name in texts), ("seed", "n"), ("state", ""), ("steps", "n")]
+    heads += [*((MAIN_METRICS[name], "n") for name in columns), ("time", "n")]
+    heads += [(key.rpartition(".")[2], "") for key in keys]  # last: a narrow screen cuts these off
     rows = []
-    for run in runs:
+    for index, run in enumerate(runs):
         name = escape(run.name)
         name = f'<a href="{escape(link(run))}">{name}</a>' if link is not None else name
         swatch = f'<span class="swatch" style="background:var(--c{colours[id(run)] % 8})"></span>'
         steps = max([int(row[STEP]) for row in run.rows], default=0)
-        cells = [f'<td class="name">{swatch}{name}</td>', _cell(run.algorithm), _cell(run.task), _cell(run.config.seed)]
-        cells += [_cell(setting(run.config, key)) for key in keys]
-        cells += [_cell(run.status), _cell(steps, f"{steps:,}")]
+        cells = [f'<td class="name">{swatch}{name}</td>', *(_cell(values[index]) for values in texts.values())]
+        cells += [_cell(run.config.seed), _cell(run.status), _cell(steps, f"{steps:,}")]
         for column in columns:
             value = run.last(column)
             cells.append(_cell(value, "" if value is None else _shown(column, value)))
         cells.append(_cell(round(run.seconds, 1), duration(run.seconds)))
+        cells += [_cell(setting(run.config, key)) for key in keys]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     head = "".join(f'<th class="{kind}"><button type="button">{escape(name)}</button></th>' for name, kind in heads)
     return (

@@ -15,7 +15,7 @@ from rl_training.experiment.report.run_data import RunData
 from rl_training.runtime.checkpoint_files import open_without_following, temporary_path
 
 _COLOURS = ("#2563eb", "#e07b00", "#0d9488", "#9333ea", "#dc2626", "#65a30d", "#0891b2", "#64748b")
-_GOOD, _BAD, _MUTED = "#15803d", "#c2410c", "#6b7480"
+_GOOD, _MID, _BAD, _MUTED = "#15803d", "#ecd06f", "#c2410c", "#6b7480"
 
 
 def write_pngs(runs: Sequence[RunData], folder: Path) -> list[Path]:
@@ -82,12 +82,14 @@ def _draw_bars(axes: Any, series: Series, index: int, count: int) -> None:
 
 
 def _draw_cells(axes: Any, series: Series, index: int, count: int) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
+    colours = LinearSegmentedColormap.from_list("success", [_BAD, _MID, _GOOD])
     width, height = series.size or (1.0, 1.0)
     for x, y, value in zip(series.x, series.y, series.value or [], strict=True):
-        opacity = 0.08 + 1.24 * abs(value - 0.5) / 2
-        axes.add_patch(Rectangle((x - width / 2, y - height / 2), width, height, color=_outcome(value), alpha=opacity))
+        corner = x - width / 2, y - height / 2
+        axes.add_patch(Rectangle(corner, width, height, color=colours(value), alpha=0.75))
     axes.autoscale_view()
 
 

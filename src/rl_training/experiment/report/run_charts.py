@@ -57,6 +57,8 @@ def episode_charts(run: RunData) -> list[Chart]:
             Series(EXPLORATION, steps[picked].tolist(), values[picked].tolist(), "dots", colour=1, faint=True),
             line(f"mean of {window}", steps[window - 1 :].tolist(), smooth.tolist(), colour=1),
         ]
+        if window == 1:  # too few episodes for a mean
+            series = [line(EXPLORATION, steps.tolist(), values.tolist(), colour=1, marked=True)]
         key = "episode-returns" if section == "Learning" else "final-distance"
         charts.append(Chart(key, title, series, run.step_name, label, section))
     return charts
