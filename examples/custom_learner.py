@@ -47,7 +47,7 @@ env = make_env("CartPole-v1")
 spec, observation, ends = space_spec(env), env.reset(seed=0)[0], [0]
 learner = SoftQ(spec, {"hidden_sizes": [64, 64], "learning_rate": 1e-3, "tau": 0.01})
 buffer = ReplayBuffer(spec, 50_000)
-for step in range(6_000):
+for step in range(4_000):
     action = learner.act(torch.as_tensor(observation)[None], deterministic=False).numpy()  # [1, 1]
     following, *outcome, _ = env.step(spec.to_env(action[0]))
     reward, terminated, truncated = (np.array([value]) for value in outcome)  # one row for each environment

@@ -7,7 +7,7 @@ from rl_training import IQL
 UPDATES = int(sys.argv[1]) if len(sys.argv) > 1 else 4_000
 STEPS = UPDATES // 2
 
-small = {"hidden_sizes": [64, 64], "eval_interval": UPDATES}
+small = {"hidden_sizes": [64, 64], "dataset_size": 5 * UPDATES, "eval_interval": UPDATES}
 offline = IQL.from_preset("pendulum", total_timesteps=UPDATES, eval_episodes=5, algo_kwargs=small)
 first = offline.learn()
 print(f"offline: mean return {first.metrics['eval/mean_reward']:.0f} after {first.update_count:,} updates")

@@ -221,6 +221,9 @@ class TestTrain:
         answer = train(preset="ddpg/pendulum", options=("--seeds", "0-1"))
         assert answer.out.partition("\n2 seeds ")[2].splitlines()[1].startswith("mean return")
 
+    def test_runs_that_differ_in_more_than_the_seed_are_not_called_seeds(self, train: Run) -> None:
+        assert "\n2 runs " in train(options=("--set", "stack.gamma=[0.9,0.95]")).out
+
     def test_a_list_of_seeds(self, train: Run) -> None:
         result = train(options=("--json", "--seeds", "7,3")).json
         assert [load_config(Path(one["run_dir"]) / "config.yaml").seed for one in result["runs"]] == [7, 3]

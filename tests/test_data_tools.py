@@ -692,7 +692,7 @@ def test_formats_that_names_do_not_tell_are_given_for_targets_too(run: Callable[
         (("convert", "log.data", "x.npz", "--kind", "scv"), "'scv' is not a file format (did you mean 'csv'?)"),
         (("convert", "log.data", "x.data", "--kind", "csv"), "x.data: the format is not clear from the name"),
         (("convert", "log.data", "x", "--kind", "csv", "--target-kind", "lerobot"), "'lerobot' cannot be written"),
-        (("inspect", "log.data", "--kind", "lerobot"), "log.data/meta/info.json: cannot be read"),
+        (("inspect", "log.data", "--kind", "lerobot"), "log.data: not the folder of a LeRobot dataset"),
     ):
         answer = run(*arguments)
         assert answer.code == 2

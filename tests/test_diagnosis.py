@@ -18,7 +18,7 @@ from rl_training.runtime.diagnosis import Diagnosis
 BOUNDS = (-20.0, 0.0)
 FINE = {
     "rollout/success_rate": 0.0,
-    "train/steps_before_motion": 0.5,
+    "train/motion_weight": 0.5,
     "train/trivial_goal_share": 0.1,
     "train/q_mean": -10.0,
     "rollout/saturated_actions": 0.2,
@@ -28,7 +28,7 @@ FINE = {
 @pytest.mark.parametrize(
     ("metric", "value", "words"),
     [
-        ("train/steps_before_motion", 0.004, "the achieved goal hardly moves: it does so after 0.4%"),
+        ("train/motion_weight", 0.004, r"the achieved goal hardly moves \(the mean weight of a stored step is 0.004\)"),
         ("train/trivial_goal_share", 0.97, "97% of the replaced goals were met before their step"),
         ("train/q_mean", -19.9, r"flat at their lower bound \(-19.9\)"),
         ("rollout/saturated_actions", 0.95, "95% of the actions are at their bounds"),

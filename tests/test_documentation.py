@@ -48,7 +48,7 @@ RUNS = {"docs/offline.md": "logged.yaml", "docs/start.md": "her/point_goal", "do
 """What ``RUN`` is a run of, where it is not her/point_reach."""
 SHORT = 1_020
 """Steps of a run in Python: a few more than the presets collect before they learn. Offline all of them are updates."""
-SHORTER = {"docs/offline.md": 100, "docs/prior_data.md": 250, "docs/start.md": 520}
+SHORTER = {"docs/offline.md": 100, "docs/prior_data.md": 220, "docs/start.md": 520}
 HAS_ROBOTICS = importlib.util.find_spec("gymnasium_robotics") is not None
 
 
@@ -257,8 +257,10 @@ def test_python_snippets_run(page: str, folder: Path) -> None:
         if block.language == "python" and block.file_name is None:
             text = block.text.replace(".learn()", ".learn(progress_bar=False)")
             text = text.replace(".learn(", f".learn(total_timesteps={steps}, ")
-            text = re.sub(r"(total_timesteps\W{1,3})\d+", rf"\g<1>{steps}", text)
+            text = re.sub(r"(total_timesteps\W{1,3})[\d_]+", rf"\g<1>{steps}", text)
             text = re.sub(r"(episodes=)\d+", r"\g<1>1", text)
+            text = re.sub(r"(offline_pretrain_updates\W+)\d+", r"\g<1>20", text)
+            text = re.sub(r'(from_preset\("\w+")', r"\1, eval_episodes=1", text)
             exec(compile(text, f"{page}:\n{text}", "exec"), namespace)
     assert len(namespace) > 1, f"{page}: no snippet was run"
 

@@ -408,7 +408,7 @@ def test_an_episode_without_motion_keeps_goals_that_are_met():
     assert buffer.take_metrics() == {
         "train/relabelled_share": 1.0,
         "train/trivial_goal_share": 1.0,
-        "train/steps_before_motion": pytest.approx(0.0, abs=1e-12),
+        "train/motion_weight": pytest.approx(0.0, abs=1e-12),
     }
 
 

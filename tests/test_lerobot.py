@@ -230,6 +230,14 @@ def test_damage_is_named(damage: str, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["log.npz", "folder"])
+def test_what_is_not_such_a_folder_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "log.npz").write_bytes(b"x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DatasetError, match=rf"{name}: not the folder of a LeRobot dataset: it has no meta/info\.json"):
+        load_transition_dataset(tmp_path / name, "lerobot")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("target", ["meta", "data"])
 def test_no_damage_escapes_as_another_error(target: str, tmp_path: Path) -> None:

@@ -164,6 +164,15 @@ def test_a_complete_stack_can_only_be_made_longer(tmp_path: Path) -> None:
     assert [result.global_step for result in longer] == [80, 80]
 
 
+def test_members_may_differ_in_the_numbers_of_learner_and_hindsight(tmp_path: Path) -> None:
+    one, two = configs(tmp_path, (0, 1), total_timesteps=60)
+    changes = {"gamma": 0.9, "tau": 1, "her_ratio": 0.5, "random_action_prob": 0.25}
+    other = two.model_copy(update={"algo_kwargs": {**two.algo_kwargs, **changes}})
+    with_same_keys = {"gamma": 0.99, "tau": 0.005, "her_ratio": 0.8, "random_action_prob": 0.5}
+    first = one.model_copy(update={"algo_kwargs": {**one.algo_kwargs, **with_same_keys}})
+    assert [result.update_count for result in train_stack([first, other])] == [20, 20]
+
+
 def test_an_offline_algorithm_is_trained_as_a_stack(tmp_path: Path) -> None:
     kwargs = {**SMALL, "checkpoint_interval": None, "dataset_kind": "random", "dataset_size": 300}
     values = {"algo": "td3_bc", "env_id": "Pendulum-v1", "total_timesteps": 100, "output_dir": str(tmp_path)}

@@ -114,8 +114,8 @@ def train(
     if json_:
         print(to_json({"runs": answers, **_over_seeds(answers)} if several else answers[0]))
     elif several:
-        of = "seeds" if len({one.seed for one in configs}) == len(configs) else "runs"
-        _print_seed_table([answer for answer in answers if answer["status"] not in ("interrupted", "failed")], of)
+        noun = "seeds" if len({run_config.seed for run_config in configs}) == len(configs) else "runs"
+        _print_seed_table([answer for answer in answers if answer["status"] not in ("interrupted", "failed")], noun)
     _exit_as(results)
 
 
@@ -236,14 +236,14 @@ def _over_seeds(answers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _print_seed_table(answers: list[dict[str, Any]], of: str) -> None:
+def _print_seed_table(answers: list[dict[str, Any]], noun: str) -> None:
     """Print mean, std and worst over the runs that ended by themselves, if there are several."""
     if len(answers) < 2:
         return
     table = _over_seeds(answers)
     rows = [(label, name) for name, label in _SEED_TABLE.items() if name in table["worst"]]
     if rows:
-        print(f"\n{f'{len(answers)} {of}':14} {'mean':>10} {'std':>10} {'worst':>10}")
+        print(f"\n{f'{len(answers)} {noun}':14} {'mean':>10} {'std':>10} {'worst':>10}")
     for label, name in rows:
         print(f"{label:14} {table['metrics'][name]:10.2f} {table['std'][name]:10.2f} {table['worst'][name]:10.2f}")
 

@@ -254,10 +254,9 @@ def kind_of(path: Path) -> str:
         return "lerobot" if lerobot.is_folder(path) else "parquet"
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        hint = did_you_mean(path.suffix.lower(), SUFFIXES)
         raise DatasetError(
-            f"{path}: the format is not clear from the name{hint}; expected a suffix among {', '.join(SUFFIXES)},"
-            " or minari:ID, or dataset_kind (data inspect --kind)"
+            f"{path}: the format is not clear from the name; expected a suffix among {', '.join(SUFFIXES)},"
+            " or minari:ID, or the format (--kind, --target-kind for a converted file, or dataset_kind)"
         )
     return kind
 

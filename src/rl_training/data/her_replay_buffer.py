@@ -5,8 +5,8 @@ the same episode achieved later, and a new reward to match: an episode that fail
 
 If an object has to be touched first, nine random episodes in ten leave it in place, and any goal taken from them is
 met from the start. Such goals teach nothing about moving the object. So episodes are drawn for relabelled rows by the
-number of steps after which the achieved goal moves (``episode_priority: motion``), and step and goal are drawn again
-while the goal is met before the step. The first part is related to energy-based prioritisation (Zhao and Tresp, 2018,
+number of steps after which the achieved goal moves (``episode_priority: motion``), and step and goal are drawn again if
+too many goals are met before the step. The first part is related to energy-based prioritisation (Zhao and Tresp, 2018,
 https://arxiv.org/abs/1810.01363). Rows that keep their own goal are always drawn uniformly over all transitions:
 drawing them by what happened later would make lucky outcomes look common.
 """
@@ -60,7 +60,10 @@ class HindsightSettings(Settings):
         " draw all steps and goals equally",
     )
     motion_priority: float = Field(
-        0.995, ge=0, lt=1, description="p: a step after which the achieved goal stays in place gets the weight 1-p"
+        0.995,
+        ge=0,
+        lt=1,
+        description="p: a step of an episode in which the achieved goal stays in place gets the weight 1-p",
     )
     motion_scale: float | None = Field(
         None, gt=0, description="distance from which on a goal counts as moved; unset: env's distance_threshold"
@@ -354,7 +357,7 @@ class HERReplayBuffer:
             metrics["train/trivial_goal_share"] = float(met / relabelled)
         if self._motion_scale is not None and (p := self.settings.motion_priority) > 0:
             weight = self.episodes.total_weight / self.episodes.transitions
-            metrics["train/steps_before_motion"] = max(0.0, (weight - (1.0 - p)) / p)
+            metrics["train/motion_weight"] = max(0.0, (weight - (1.0 - p)) / p)
         return metrics
 
     def discard_open_episode(self, env_index: int) -> None:

@@ -25,10 +25,10 @@ class Sign(NamedTuple):
 
 SIGNS = (
     Sign(
-        "train/steps_before_motion",
+        "train/motion_weight",
         lambda value, _: value < 0.01,
-        "the achieved goal hardly moves: it does so after {value:.1%} of the stored steps, and hindsight learns from"
-        " those. Try more exploration (random_action_prob, exploration_noise), demonstrations (dataset_path), or"
+        "the achieved goal hardly moves (the mean weight of a stored step is {value:.3f}), and hindsight learns from"
+        " motion. Try more exploration (random_action_prob, exploration_noise), demonstrations (dataset_path), or"
         " episodes that start closer to the object",
     ),
     Sign(

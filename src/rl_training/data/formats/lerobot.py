@@ -65,6 +65,8 @@ def read(path: Path, wanted: Callable[[str], bool] = is_known) -> tuple[dict[str
 def _info(path: Path) -> tuple[dict[str, int], dict[str, Any]]:
     """Return the totals and the features of ``meta/info.json``."""
     file = path / "meta" / "info.json"
+    if not is_folder(path):
+        raise DatasetError(f"{path}: not the folder of a LeRobot dataset: it has no meta/info.json")
     info = read_json(file)
     if not isinstance(info, dict):
         raise DatasetError(f"{file}: holds a {type(info).__name__}; expected an object")

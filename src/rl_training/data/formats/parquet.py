@@ -91,7 +91,7 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     files = sorted((path / "data").rglob("*.parquet")) if (path / "data").is_dir() else sorted(path.glob("*.parquet"))
     if not files:
-        raise DatasetError(f"{path}: there are no Parquet files in this folder")
+        raise DatasetError(f"{path}: there are no Parquet files in this folder, and it is no LeRobot or Minari dataset")
     return files
 
 

@@ -117,11 +117,11 @@ PANELS: tuple[Panel, ...] = (
     ),
     Panel(
         "Goals",
-        "Steps before motion",
-        (("train/steps_before_motion", "share of the stored steps"),),
-        "share",
+        "Motion",
+        (("train/motion_weight", "mean weight of the stored steps"),),
+        "weight",
         (0.0, 1.0),
-        note="Steps after which the achieved goal still moved in their episode. Hindsight prefers episodes with many.",
+        note="1 before the achieved goal moves, a quarter after that, 0 in episodes without motion.",
     ),
     Panel("Data", "Offline rows", (("train/offline_share", "share of the batches"),), "share", (0.0, 1.0)),
     Panel(
