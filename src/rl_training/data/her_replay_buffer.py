@@ -63,7 +63,7 @@ class HindsightSettings(Settings):
         0.995,
         ge=0,
         lt=1,
-        description="p: a step of an episode in which the achieved goal stays in place gets the weight 1-p",
+        description="p: a step of an episode without motion of the achieved goal gets the weight 1-p",
     )
     motion_scale: float | None = Field(
         None, gt=0, description="distance from which on a goal counts as moved; unset: env's distance_threshold"
