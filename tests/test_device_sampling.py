@@ -221,3 +221,24 @@ def test_the_host_draws_where_the_device_cannot_and_says_why(monkeypatch: pytest
     buffer.device = torch.device("meta")
     with pytest.warns(UserWarning, match="the device has no memory for buffer_capacity = 400 rows"):
         assert buffer.device_sampler() is None
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_where_most_new_goals_are_met_already_they_are_drawn_again_as_on_the_host(strategy: str) -> None:
+    buffer, sampler = buffer_and_sampler(her_ratio=1.0, goal_selection_strategy=strategy)
+    places = [0, 1, 2, 3, 4, *[5] * 16]
+    parts = {
+        "observation": np.stack([np.zeros(21), np.arange(21)], axis=1),
+        "achieved_goal": np.stack([np.zeros(21), places], axis=1),
+        "desired_goal": np.full((21, 2), -1.0),
+    }
+    buffer.add_episode(parts, np.zeros((20, 1)), -np.ones(20))
+
+    def trivial(batch: Batch) -> float:
+        step, goal = batch.observations[:, 1].numpy().astype(int), batch.observations[:, 3].numpy()
+        return float((np.abs(np.take(places, step) - goal) <= 0.5).mean())
+
+    share = trivial(draw(sampler, 20_000))
+    assert 0.25 <= share < 0.4
+    assert share == pytest.approx(trivial(host_draw(buffer, 20_000)), abs=0.02)
+    assert sampler.take_shares()[1] / 20_000 == pytest.approx(share)
