@@ -20,7 +20,7 @@ from rl_training.algorithms.stack import LearnerStack
 from rl_training.algorithms.table import ALGORITHMS
 from rl_training.data import HERReplayBuffer, TransitionDataset
 from rl_training.data.mixture import Mixture, Source
-from rl_training.envs.goals import DeviceRewards, DistanceRule
+from rl_training.envs.distance_rule import DeviceRewards, DistanceRule
 from rl_training.envs.rewards import RewardTransform
 from rl_training.runtime.acceleration import accelerated_updates
 from rl_training.runtime.stack import DataStack

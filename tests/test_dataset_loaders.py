@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -754,9 +755,12 @@ def test_terminations_at_the_time_limit_are_warned_of() -> None:
         warn_of_terminations_at_limit(data((4, 4, 4), True), where="log")
     with pytest.warns(UserWarning, match="1 episodes of 4 steps are marked as terminated. That is the time limit"):
         warn_of_terminations_at_limit(data((4, 2, 3), True), 4)
-    warn_of_terminations_at_limit(data((4, 4, 4), False))
-    warn_of_terminations_at_limit(data((4, 2, 3), True))
-    warn_of_terminations_at_limit(data((4, 4, 4), True), 5)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        warn_of_terminations_at_limit(data((4, 4, 4), False))
+        warn_of_terminations_at_limit(data((4, 2, 3), True))
+        warn_of_terminations_at_limit(data((4, 4, 4), True), 5)
+    assert shown == []
 
 
 def test_a_missing_key_is_named_with_what_was_found(tmp_path: Path) -> None:

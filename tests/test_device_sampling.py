@@ -10,7 +10,7 @@ from rl_training.data import HERReplayBuffer, HindsightSettings, ReplayBuffer
 from rl_training.data.device_hindsight import HindsightSampler
 from rl_training.data.device_sampling import RingSampler
 from rl_training.data.mixture import Mixture
-from rl_training.envs.goals import DeviceRewards, DistanceRule
+from rl_training.envs.distance_rule import DeviceRewards, DistanceRule
 from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
 from rl_training.types import Batch
 from test_her_replay_buffer import SPEC, PositionOnly, play

@@ -89,6 +89,8 @@ def test_a_run_in_which_the_goal_never_moves_warns(tmp_path: Path, monkeypatch: 
     values = {"algo": "her", "env_id": "rl_training_tests/Stuck-v0", "total_timesteps": 200, "algo_kwargs": kwargs}
     try:
         with pytest.warns(UserWarning, match="this run does not learn yet: the achieved goal hardly moves"):
-            train_her(parse_config({**values, "output_dir": str(tmp_path), "eval_episodes": 1}))
+            result = train_her(parse_config({**values, "output_dir": str(tmp_path), "eval_episodes": 1}))
     finally:
         gym.registry.pop("rl_training_tests/Stuck-v0")
+    assert result.status == "completed"
+    assert "hardly moves" in (result.run_dir / "warnings.jsonl").read_text()

@@ -127,7 +127,11 @@ def test_members_may_differ_in_their_numbers(
     batches = [make_batch(CONTINUOUS, seed) for seed in range(4)]
     monkeypatch.setattr(torch, "randn", repeatable_noise)
     monkeypatch.setattr(torch, "rand", repeatable_noise)
-    compare(LearnerStack([copy.deepcopy(learner) for learner in single]), single, batches)
+    stack = LearnerStack([copy.deepcopy(learner) for learner in single])
+    compare(stack, single, batches)
+    weights = [dict(member.named_parameters()) for member in stack.members]
+    alike = [name for name in weights[0] if all(torch.equal(weights[0][name], other[name]) for other in weights[1:])]
+    assert alike == [name for name in alike if name in ("log_alpha", "log_cql_alpha", "model.actor.log_std")]
 
 
 def test_members_of_another_shape_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from rl_training.interrupts import asked_to_stop
 from rl_training.json_output import to_json
 
 if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
     from rl_training.runtime.controls import TrainResult
 
 _SEED_TABLE = {"eval/success_rate": "success rate", "eval/mean_reward": "mean return"}
@@ -71,52 +73,62 @@ def train(
     json_: JsonOption = False,
 ) -> None:
     """Train a policy."""
-    from rl_training.experiment.manager import train_experiment, train_or_resume, train_stack_experiment
     from rl_training.runtime.run import resolve_device
     from rl_training.runtime.settings import read_stack
 
     if seed is not None and seeds is not None:
         raise ConfigError("--seed and --seeds exclude each other")
-    given = {"seed": seed, "output_dir": output_dir, "device": device}
-    # An offline algorithm goes online when it starts from a policy, unless --set says otherwise.
-    start = []
-    if init_from is not None:
-        start = ["algo_kwargs.online=true", f"algo_kwargs.init_from={to_json(str(init_from.resolve()))}"]
-    overrides = [
-        *start,
-        *(set_ or []),
-        *(
-            f"{key}={to_json(str(value) if key != 'seed' else value)}"
-            for key, value in given.items()
-            if value is not None
-        ),
-    ]
+    overrides = _overrides(init_from, set_ or [], {"seed": seed, "output_dir": output_dir, "device": device})
     configs = read_stack(config, overrides, None if seeds is None else _parse_seeds(seeds))
     name = _run_name(config if config in preset_names() else Path(config).stem, set_ or [])
-    several = seeds is not None or len(configs) > 1
     if stack is None:
         stack = resolve_device(configs[0].device).type == "cuda"
-    results = []
-    if stack and len(configs) > 1:
-        results = train_stack_experiment(configs, name=name, progress_bar=not quiet, resume_auto=resume_auto)
-        for result in results if not json_ else []:
-            _print_result(result)
-    else:
-        for run_config in configs:
-            run_one = train_or_resume if resume_auto else train_experiment
-            result = run_one(run_config, name=name, progress_bar=not quiet)
-            results.append(result)
-            if not json_:
-                _print_result(result)
-            if result.status == "interrupted" or asked_to_stop():
-                break
+    show = (lambda _: None) if json_ else _print_result
+    results = _train_all(configs, name, show, stack=stack, resume_auto=resume_auto, progress_bar=not quiet)
     answers = [result.to_json() for result in results]
+    several = seeds is not None or len(configs) > 1
     if json_:
         print(to_json({"runs": answers, **_over_seeds(answers)} if several else answers[0]))
     elif several:
         noun = "seeds" if len({run_config.seed for run_config in configs}) == len(configs) else "runs"
         _print_seed_table([answer for answer in answers if answer["status"] not in ("interrupted", "failed")], noun)
     _exit_as(results)
+
+
+def _overrides(init_from: Path | None, changes: list[str], given: dict[str, Any]) -> list[str]:
+    """Return the changes of a configuration that the options ask for; later ones win."""
+    start = []
+    if init_from is not None:  # an offline algorithm goes online when it starts from a policy, unless --set forbids it
+        start = ["algo_kwargs.online=true", f"algo_kwargs.init_from={to_json(str(init_from.resolve()))}"]
+    values = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    return [*start, *changes, *(f"{key}={to_json(value)}" for key, value in values.items() if value is not None)]
+
+
+def _train_all(
+    configs: list[TrainConfig],
+    name: str,
+    show: Callable[[TrainResult], None],
+    *,
+    stack: bool,
+    resume_auto: bool,
+    progress_bar: bool,
+) -> list[TrainResult]:
+    """Train several runs, together or one after another, and show each result as soon as it is there."""
+    from rl_training.experiment.manager import train_experiment, train_or_resume, train_stack_experiment
+
+    if stack and len(configs) > 1:
+        results = train_stack_experiment(configs, name=name, progress_bar=progress_bar, resume_auto=resume_auto)
+        for result in results:
+            show(result)
+        return results
+    results = []
+    for config in configs:
+        result = (train_or_resume if resume_auto else train_experiment)(config, name=name, progress_bar=progress_bar)
+        results.append(result)
+        show(result)
+        if result.status == "interrupted" or asked_to_stop():
+            break
+    return results
 
 
 def resume(

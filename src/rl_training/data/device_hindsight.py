@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_training.data.device_sampling import DeviceSampler
 from rl_training.data.episode_table import EpisodeTable
-from rl_training.envs.goals import DeviceRewards
+from rl_training.envs.distance_rule import DeviceRewards
 from rl_training.types import Batch, SpaceSpec
 
 _SIZES = 64

@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 from rl_training.config import Settings
 from rl_training.data.device_hindsight import HindsightSampler
 from rl_training.data.episode_table import Episode, EpisodeTable
+from rl_training.data.open_episode import OpenEpisode, flags_of_steps, steps_before_motion
 from rl_training.data.row_ring import RowRing
 from rl_training.envs.goals import GoalRewards
 from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
@@ -132,7 +133,7 @@ class HERReplayBuffer:
         self.device = torch.device(device)
         self.episodes = EpisodeTable()
         self.rng = np.random.default_rng(seed)
-        self._open = [_OpenEpisode(self.ring.rows.shape[1]) for _ in range(num_envs)]
+        self._open = [OpenEpisode(self.ring.rows.shape[1]) for _ in range(num_envs)]
         motion = self.settings.episode_priority == "motion"
         self._motion_scale = (self.settings.motion_scale or goals.distance_threshold) if motion else None
         self._redraws = REDRAWS if motion and goals.distance_threshold is not None else 0
@@ -236,7 +237,7 @@ class HERReplayBuffer:
         if len(actions) != steps or actions.size != steps * self.spec.action_dim:
             raise ValueError(f"actions has shape {actions.shape}: expected ({steps}, {self.spec.action_dim})")
         flags = {"terminated": terminated, "truncated": truncated}
-        ends = {name: _flags_of_steps(name, value, steps) for name, value in flags.items()}
+        ends = {name: flags_of_steps(name, value, steps) for name, value in flags.items()}
         final = GoalParts(*(part[-1:] for part in (parts if after is None else after)))
         now = GoalParts(*(part[:steps] for part in parts))
         actions = actions.reshape(steps, self.spec.action_dim)
@@ -471,7 +472,7 @@ class HERReplayBuffer:
         length = float(len(rows) - 1)
         if self._motion_scale is None:
             return length
-        moving = _steps_before_motion(rows[:, self._achieved], self._motion_scale)
+        moving = steps_before_motion(rows[:, self._achieved], self._motion_scale)
         full = moving + TRIVIAL_SHARE * (length - moving) if moving else 0.0
         return (1.0 - self.settings.motion_priority) * length + self.settings.motion_priority * full
 
@@ -532,60 +533,3 @@ class HERReplayBuffer:
         now[:, self._reward] = self.goals.rewards(achieved, goals)
         if self.goals.recomputes_termination:
             now[:, self._reward + 1] = self.goals.terminated(achieved, goals)
-
-
-def _steps_before_motion(achieved: Array, scale: float) -> int:
-    """Return how many steps of an episode are followed by an achieved goal more than ``scale`` away.
-
-    Args:
-        achieved: ``[T + 1, goal_dim]``. Of a long episode only some of the later goals are compared.
-        scale: the distance.
-    """
-    later = np.arange(1, len(achieved), max(1, len(achieved) // 256))
-    away = np.zeros((len(achieved) - 1, len(later)), np.float32)  # squared distances
-    for goals in achieved.T:
-        away += np.square(goals[:-1, None] - goals[later])
-    away[np.arange(len(away))[:, None] >= later] = 0.0
-    return int((away.max(axis=1) > scale * scale).sum())
-
-
-def _flags_of_steps(name: str, value: Array | bool, steps: int) -> Array:
-    """Return ``[T]`` flags of an episode's steps, from an array or from the flag of the last step."""
-    flags = np.asarray(value, bool)
-    if flags.ndim == 0:
-        flags = np.append(np.zeros(steps - 1, bool), flags)
-    if flags.shape != (steps,):
-        raise ValueError(f"{name} has shape {flags.shape}: expected ({steps},), or one bool for the last step")
-    if flags[:-1].any():
-        step = int(flags.argmax())
-        raise ValueError(f"{name}[{step}] is set, but the episode has {steps} steps: expected it at the last step only")
-    return flags
-
-
-class _OpenEpisode:
-    """The rows ``[t, width]`` of an episode that is still being played."""
-
-    def __init__(self, width: int) -> None:
-        self._rows = np.empty((64, width), np.float32)
-        self._count = 0
-
-    @property
-    def rows(self) -> Array:
-        return self._rows[: self._count]
-
-    def append(self, row: Array) -> None:
-        if self._count == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[self._count] = row
-        self._count += 1
-
-    def take(self) -> Array:
-        """Return a copy of the rows and start the next episode."""
-        rows: Array = self.rows.copy()
-        self._count = 0
-        return rows
-
-    def restore(self, rows: Array) -> None:
-        self._count = 0
-        for row in rows:
-            self.append(row)
