@@ -491,3 +491,12 @@ def test_training_time_adds_up_the_rates(make_run) -> None:
     rows += [{"global_step": 100, "time/fps": 50.0}, {"global_step": 300, "time/fps": 20.0}]
     assert read_run(make_run("run", rows)).seconds == pytest.approx(5 + 2 + 10)
     assert [duration(s) for s in (3.21, 42, 200, 7300)] == ["3.2 s", "42 s", "3 min 20 s", "2 h 1 min"]
+
+
+def test_progress_counts_the_runs_of_a_folder(make_run, tmp_path: Path) -> None:
+    rows = [{"eval/mean_reward": 1.0}]
+    first, second = make_run("runs/a", rows), make_run("runs/b", rows)
+    assert first.parent == second.parent
+    seen: list[tuple[int, int]] = []
+    write_report([first.parent, first], tmp_path / "all.html", on_run=lambda *counts: seen.append(counts))
+    assert seen == [(0, 2), (1, 2), (2, 2)]

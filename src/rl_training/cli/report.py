@@ -48,9 +48,13 @@ def report(
     from rl_training.runtime.progress import Progress
 
     with Progress("report", quiet=quiet) as progress:
-        progress.start("", len(runs), "run")
-        written = write_report(runs, output, png=png)
-        progress.update(len(runs))
+
+        def on_run(done: int, total: int) -> None:
+            if done == 0:
+                progress.start("", total, "run")
+            progress.update(done)
+
+        written = write_report(runs, output, png=png, on_run=on_run)
     print(written)
     if png:
         print(png_folder(output))

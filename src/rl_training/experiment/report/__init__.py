@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_training.errors import ConfigError
@@ -11,19 +11,22 @@ from rl_training.experiment.report.run_data import RunData, find_runs, read_run
 from rl_training.runtime.checkpoint_files import write_durably
 
 
-def write_report(runs: Sequence[Path], output: Path, *, png: bool = False) -> Path:
+def write_report(
+    runs: Sequence[Path], output: Path, *, png: bool = False, on_run: Callable[[int, int], None] | None = None
+) -> Path:
     """Write an HTML page about runs. A folder that is not a run stands for the runs below it.
 
     Args:
         runs: the runs' folders, or folders of runs.
         output: the page.
         png: whether to write the curves as PNG files, too: into the folder ``<output without .html>_png``.
+        on_run: called with the number of runs read so far and their number in all, first with 0, for showing progress.
     """
     if output.is_symlink():
         raise ConfigError(f"{output}: a symbolic link; expected the report's own path")
     if output.is_dir():
         raise ConfigError(f"{output}: a folder; expected the path of an HTML file")
-    found = read_runs(runs)
+    found = read_runs(runs, on_run)
     text = run_page(found[0]) if len(found) == 1 else runs_page(found)
     if png:
         from rl_training.experiment.report.png import write_pngs
@@ -42,7 +45,7 @@ def png_folder(output: Path) -> Path:
     return output.with_name(f"{output.stem}_png")
 
 
-def read_runs(paths: Sequence[Path]) -> list[RunData]:
+def read_runs(paths: Sequence[Path], on_run: Callable[[int, int], None] | None = None) -> list[RunData]:
     """Read runs, and the runs below folders; a run that is named twice counts once."""
     found: dict[Path, Path] = {}
     for path in paths:
@@ -53,4 +56,10 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
             raise ConfigError(f"{path}: not a run with metrics, and there is none in the folders below it")
         for run in below:
             found.setdefault(run.resolve(), run)
-    return [read_run(run) for run in found.values()]
+    tell = on_run or (lambda done, total: None)
+    tell(0, len(found))
+    read = []
+    for run in found.values():
+        read.append(read_run(run))
+        tell(len(read), len(found))
+    return read
