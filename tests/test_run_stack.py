@@ -13,10 +13,12 @@ import torch
 from rl_training.config import TrainConfig, parse_config
 from rl_training.errors import ConfigError
 from rl_training.experiment.manager import resume_stack_experiment
+from rl_training.interrupts import Interrupted
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import find_checkpoint
 from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.run import load_learner, resume_stack, stack_members, train_stack
 from rl_training.runtime.trainer import Trainer
@@ -180,3 +182,30 @@ def test_an_offline_algorithm_is_trained_as_a_stack(tmp_path: Path) -> None:
     results = train_stack([parse_config({**values, "seed": seed}) for seed in (0, 1)])
     assert [result.update_count for result in results] == [100, 100]
     assert results[0].metrics != results[1].metrics
+
+
+@pytest.mark.parametrize("cut_off", [0, 1, 2])
+def test_an_evaluation_that_is_cut_off_is_repeated_for_the_runs_after_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: int
+) -> None:
+    whole = train_stack(configs(tmp_path / "whole"))
+    calls = iter(range(100))
+
+    def interrupted(self: Evaluator, *inputs: Any, **options: Any) -> dict[str, float]:
+        if next(calls) == cut_off:
+            raise Interrupted("SIGTERM")
+        return run(self, *inputs, **options)
+
+    with monkeypatch.context() as patch:
+        run = Evaluator.run
+        patch.setattr(Evaluator, "run", interrupted)
+        parts = train_stack(configs(tmp_path / "parts"))
+    assert [result.status for result in parts] == ["interrupted"] * 3
+    for one, other in zip(whole, resume_stack(parts[0].run_dir), strict=True):
+        assert_same(last_state(one), last_state(other))
+        times = {"time/fps", "time/updates_per_second"}
+        ours, theirs = (
+            [{key: row[key] for key in row.keys() - times} for row in read_metrics(result.run_dir / "metrics.csv")]
+            for result in (one, other)
+        )
+        assert ours == theirs

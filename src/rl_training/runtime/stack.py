@@ -99,8 +99,20 @@ class RunStack:
                     self.trainers[index].state.update_count += 1
             if any(self.trainers[index].is_due(before, pretraining) for index in active):
                 metrics.move_to_members([trainer.train_metrics for trainer in self.trainers])
-            self._each(lambda trainer: trainer.end_step(before, pretraining))  # noqa: B023
+            self._end_step(active, before, pretraining)
             self._ended = self._ended | {index for index in active if self.trainers[index].state.should_stop}
+
+    def _end_step(self, active: list[int], before: int, pretraining: bool) -> None:
+        """End a step of every run. If an evaluation is cut off, those of the runs after it are still due as well."""
+        for position, index in enumerate(active):
+            if index in self.failures:
+                continue
+            try:
+                self._guarded(index, lambda trainer: trainer.end_step(before, pretraining))
+            except Interrupted:
+                for later in active[position + 1 :]:
+                    self.trainers[later].postpone_report(before, pretraining)
+                raise
 
     def _active(self) -> list[int]:
         return [i for i in range(len(self.trainers)) if i not in self._ended and i not in self.failures]

@@ -143,6 +143,11 @@ class Trainer:
         going_online = pretraining and not self.budget.pretraining
         return ending or going_online or any(self._crossed(before, interval) for interval in intervals)
 
+    def postpone_report(self, before: int, pretraining: bool) -> None:
+        """Leave what ``end_step`` would report to the resumed run."""
+        if self.is_due(before, pretraining):
+            self.state.report_due = (before, pretraining and not self.budget.pretraining)
+
     def end_step(self, before: int, pretraining: bool) -> None:
         """Call back, evaluate, log and save, as far as it is due after a step that started at ``before``."""
         self._stop_at_budget()
