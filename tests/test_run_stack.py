@@ -18,7 +18,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import find_checkpoint
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.evaluation_process import EvaluationProcess
 from rl_training.runtime.logging import read_metrics
 from rl_training.runtime.run import load_learner, resume_stack, stack_members, train_stack
 from rl_training.runtime.trainer import Trainer
@@ -191,14 +191,14 @@ def test_an_evaluation_that_is_cut_off_is_repeated_for_the_runs_after_it_too(
     whole = train_stack(configs(tmp_path / "whole"))
     calls = iter(range(100))
 
-    def interrupted(self: Evaluator, *inputs: Any, **options: Any) -> dict[str, float]:
+    def interrupted(self: EvaluationProcess, *inputs: Any) -> dict[str, float]:
         if next(calls) == cut_off:
             raise Interrupted("SIGTERM")
-        return run(self, *inputs, **options)
+        return run(self, *inputs)
 
     with monkeypatch.context() as patch:
-        run = Evaluator.run
-        patch.setattr(Evaluator, "run", interrupted)
+        run = EvaluationProcess.run
+        patch.setattr(EvaluationProcess, "run", interrupted)
         parts = train_stack(configs(tmp_path / "parts"))
     assert [result.status for result in parts] == ["interrupted"] * 3
     for one, other in zip(whole, resume_stack(parts[0].run_dir), strict=True):

@@ -26,6 +26,8 @@ from rl_training.models.member_axis import MemberStack
 from rl_training.runtime.acceleration import accelerated_updates
 from rl_training.runtime.collector import Collector, Transition
 from rl_training.runtime.controls import INTERRUPTED, TrainResult
+from rl_training.runtime.evaluation_process import EvaluationProcess
+from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.metrics_mean import MetricsMean
 from rl_training.runtime.outcome import finished, read_result, recorded_failure, remove_old_outcome
 from rl_training.runtime.trainer import Trainer
@@ -54,6 +56,7 @@ class RunStack:
         """Train to the end and return how each run ended."""
         for index in self._active():
             remove_old_outcome(self.trainers[index].run_dir)
+            self._evaluate_in_process(self.trainers[index])
         try:
             with stop_on_signals(self._stop):
                 self._each(Trainer.start)
@@ -72,6 +75,11 @@ class RunStack:
             known = read_result(trainer.run_dir) if index in self._ended_before | self.failures.keys() else None
             results.append(known or finished(trainer))
         return results
+
+    def _evaluate_in_process(self, trainer: Trainer) -> None:
+        """Give a run a process for its evaluations, so that those of all runs take place at the same time."""
+        if len(self.trainers) > 1 and isinstance(trainer.evaluator, Evaluator):
+            trainer.evaluator = EvaluationProcess(trainer.evaluator, trainer.learner)
 
     def _stop(self, signal: str) -> None:
         for trainer in self.trainers:
@@ -104,6 +112,8 @@ class RunStack:
 
     def _end_step(self, active: list[int], before: int, pretraining: bool) -> None:
         """End a step of every run. If an evaluation is cut off, those of the runs after it are still due as well."""
+        for index in active:
+            self._guarded(index, lambda trainer: trainer.start_evaluation(before, pretraining))
         for position, index in enumerate(active):
             if index in self.failures:
                 continue

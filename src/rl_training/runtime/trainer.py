@@ -20,6 +20,7 @@ from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.collector import Transition
 from rl_training.runtime.controls import INTERRUPTED, TrainerState
 from rl_training.runtime.diagnosis import Diagnosis
+from rl_training.runtime.evaluation_process import EvaluationProcess
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
@@ -51,7 +52,8 @@ class Trainer:
     ) -> None:
         self.name, self.settings = name, settings
         self.learner, self.experience, self.mixture = components.learner, components.experience, components.mixture
-        self.replay, self.collector, self.evaluator = components.replay, components.collector, components.evaluator
+        self.replay, self.collector = components.replay, components.collector
+        self.evaluator: Evaluator | EvaluationProcess | None = components.evaluator
         self.store, self.logger, self.callbacks = store, logger, list(callbacks)
         self.metadata, self.records, self._data_summary = metadata, RunRecords(self.run_dir), components.data_summary
         self.state = TrainerState()
@@ -138,7 +140,15 @@ class Trainer:
     def is_due(self, before: int, pretraining: bool) -> bool:
         """Return whether ``end_step`` will evaluate, log or save."""
         loop = self.settings.loop
-        intervals = (loop.eval_interval, loop.log_interval, loop.checkpoint_interval)
+        return self._is_due(before, pretraining, loop.eval_interval, loop.log_interval, loop.checkpoint_interval)
+
+    def start_evaluation(self, before: int, pretraining: bool) -> None:
+        """Begin the evaluation that ``end_step`` will need, if another process does it."""
+        due = self._is_due(before, pretraining, self.settings.loop.eval_interval)
+        if due and isinstance(self.evaluator, EvaluationProcess):
+            self.evaluator.start(self.learner)
+
+    def _is_due(self, before: int, pretraining: bool, *intervals: int | None) -> bool:
         ending = self.state.should_stop or self.budget.stop_reason() is not None
         going_online = pretraining and not self.budget.pretraining
         return ending or going_online or any(self._crossed(before, interval) for interval in intervals)
@@ -270,7 +280,7 @@ class Trainer:
         if saving or is_best or state.should_stop:
             self.save(best=is_best)
 
-    def _evaluate(self, evaluator: Evaluator) -> bool:
+    def _evaluate(self, evaluator: Evaluator | EvaluationProcess) -> bool:
         """Evaluate and return whether this is the best policy so far."""
         metrics = evaluator.run(self.learner)
         require_finite_metrics(metrics)
