@@ -15,6 +15,7 @@ from rl_training.data.mixture import Mixture, Source
 from rl_training.envs import GoalRewards, space_spec
 from rl_training.envs.play import play
 from rl_training.runtime.acceleration import _MOST_GRAPHS, accelerated_updates
+from rl_training.runtime.action_graphs import accelerated_actions
 from rl_training.runtime.run import resume, resume_stack, train, train_stack
 from rl_training.runtime.stack import DataStack
 from rl_training.types import Batch, Metrics, SpaceSpec
@@ -314,6 +315,33 @@ def test_a_recorded_stack_equals_the_same_stack_without_recording(name):
     for one, other in zip(stacks[0].members, stacks[1].members, strict=True):
         assert_same(one, other)
     assert update.__self__._works
+
+
+@needs_cuda
+@pytest.mark.parametrize("stacked", [False, True])
+def test_recorded_actions_are_those_of_the_learner(stacked):
+    def policy() -> SAC | LearnerStack:
+        learners = [SAC(CONTINUOUS, {**SMALL, "normalize_observations": True}, device="cuda", seed=s) for s in (0, 1)]
+        return LearnerStack(learners) if stacked else learners[0]
+
+    shape = (2, 4, 3) if stacked else (4, 3)
+    rng, recorded, eager = np.random.default_rng(0), policy(), policy()
+    choose = accelerated_actions(recorded)
+    for step in range(12):
+        parts = [rng.normal(size=shape).astype(np.float32) for _ in range(2)]
+        random = step in (0, 1, 2, 3, 4, 9)
+        found = choose(parts, random)
+        for part in parts:
+            eager.observe(torch.from_numpy(part).cuda())
+        if random:
+            assert found is None
+        else:
+            expected = eager.act(torch.from_numpy(parts[0]).cuda(), deterministic=False).cpu().numpy()
+            np.testing.assert_array_equal(found, expected)
+    assert recorded.normalizer is not None
+    assert eager.normalizer is not None
+    assert torch.equal(recorded.normalizer.mean, eager.normalizer.mean)
+    assert torch.equal(recorded.generator.get_state(), eager.generator.get_state())
 
 
 @needs_cuda

@@ -70,6 +70,9 @@ CASES = [
         },
         id="her-dqn-overwriting",
     ),
+    pytest.param(
+        "her", {"num_envs": 2, "algo_kwargs": {"backend": "sac", "overlap_collection": True}}, id="her-sac-overlapping"
+    ),
     pytest.param("ddpg", {"algo_kwargs": {"buffer_capacity": 120}}, id="ddpg-overwriting"),
     pytest.param("td3", {"algo_kwargs": {"lr_schedule": "cosine"}}, id="td3"),
     pytest.param(

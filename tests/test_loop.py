@@ -11,6 +11,7 @@ import torch
 
 from conftest import StopAt
 from rl_training import DDPG, RLPD, SAC
+from rl_training import algorithms
 from rl_training.data import TransitionDataset
 from rl_training.runtime import Callback, train_ddpg, train_her, train_sac
 from rl_training.runtime.collector import Collector
@@ -57,9 +58,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
     asked: list[tuple[float, bool]] = []
     step = Collector.step
 
-    def watched(self: Collector, progress: float, random: bool) -> Any:
+    def watched(self: Collector, progress: float, random: bool, *more: Any) -> Any:
         asked.append((progress, random))
-        return step(self, progress, random)
+        return step(self, progress, random, *more)
 
     monkeypatch.setattr(Collector, "step", watched)
     return asked
@@ -241,3 +242,24 @@ def test_interrupted_runs_go_on_to_the_same_weights(config) -> None:
     broken.resume(broken.learn(callbacks=[StopAt(23)]).run_dir)
     expected, found = straight.learner.state_dict(), broken.learner.state_dict()
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_updates_are_made_while_the_environments_step_if_asked_for(config, monkeypatch, overlap: bool) -> None:
+    order: list[str] = []
+    send, receive, update = Collector.send, Collector.receive, algorithms.DDPG.update
+
+    def watch(owner: type, name: str, function: Any) -> None:
+        def watched(self: Any, *inputs: Any) -> Any:
+            order.append(name)
+            return function(self, *inputs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(Collector, "send", send)
+    watch(Collector, "receive", receive)
+    watch(algorithms.DDPG, "update", update)
+    result = train_ddpg(config(algo_kwargs={"overlap_collection": overlap, "learning_starts": 38}))
+    last = ["send", "update", "receive"] if overlap else ["send", "receive", "update"]
+    assert order[-3:] == last
+    assert result.update_count == 2 - overlap  # the updates of the last step would come with the next one

@@ -17,6 +17,7 @@ from rl_training.algorithms.base import CriticLearner, Learner
 from rl_training.algorithms.optimizer import FusedAdam
 from rl_training.errors import ConfigError
 from rl_training.models.member_axis import MemberStack
+from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.types import Batch, Metrics
 
 _BOUNDS = ("lowest value", "highest value")
@@ -65,6 +66,11 @@ class LearnerStack:
             if len(set(rates)) > 1:
                 self._pattern._learning_rates[name] = torch.tensor(rates, device=self.device)
                 optimizer.param_groups[0]["lr"] = torch.tensor(rates, device=self.device)
+
+    @property
+    def normalizer(self) -> ObservationNormalizer | None:
+        """The members' normalisers as one, whose statistics have a member axis."""
+        return self._pattern.normalizer
 
     @property
     def update_kind(self) -> Hashable:

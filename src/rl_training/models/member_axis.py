@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -56,6 +56,7 @@ class MemberStack(Generic[ModuleT]):
             whole.data = torch.stack([part.data for part in parts])
             for part, view in zip(parts, whole.data.unbind(), strict=True):
                 part.data = view
+        self._tensors, self._places = _tensors(self.pattern), _places(self.pattern)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -67,30 +68,32 @@ class MemberStack(Generic[ModuleT]):
         the inputs of one member. What it draws at random differs from member to member.
         """
         return torch.func.vmap(self._call_one, in_dims=(None, 0, 0), randomness="different")(
-            function, _tensors(self.pattern), inputs
+            function, list(self._tensors.values()), inputs
         )
 
-    def _call_one(self, function: Callable[..., Any], tensors: Mapping[str, Tensor], inputs: tuple[Any, ...]) -> Any:
-        with _replaced(self.pattern, tensors):
+    def _call_one(self, function: Callable[..., Any], tensors: Sequence[Tensor], inputs: tuple[Any, ...]) -> Any:
+        before = [place[leaf] for place, leaf in self._places]
+        self._use(tensors)
+        try:
             return function(self.pattern, *inputs)
+        finally:
+            self._use(before)
+
+    def _use(self, tensors: Sequence[Tensor]) -> None:
+        for (place, leaf), tensor in zip(self._places, tensors, strict=True):
+            place[leaf] = tensor
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-@contextlib.contextmanager
-def _replaced(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a module use other tensors for a while."""
-    places: list[tuple[dict[str, Any], str, Any]] = []
-    for name, tensor in tensors.items():
+def _places(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Return where the module keeps each of its ``_tensors``: a dictionary and the name in it."""
+    places = []
+    for name in _tensors(module):
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
         place: dict[str, Any] = owner._parameters if leaf in owner._parameters else owner._buffers
-        places.append((place, leaf, place[leaf]))
-        place[leaf] = tensor
-    try:
-        yield
-    finally:
-        for place, leaf, before in places:
-            place[leaf] = before
+        places.append((place, leaf))
+    return places

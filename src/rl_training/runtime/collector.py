@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
-import torch
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from rl_training.algorithms.base import Learner
+from rl_training.algorithms.stack import LearnerStack
 from rl_training.config import Settings
 from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
 from rl_training.errors import EnvError, EnvFailedError
 from rl_training.interrupts import Interrupted
+from rl_training.runtime.action_graphs import accelerated_actions
 from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.run_records import EpisodeRecord, goal_outcome
 from rl_training.runtime.schedules import Schedule
@@ -74,6 +75,7 @@ class Collector:
         random = learner.run_defaults.get("random_action_prob", 0.0) if random is None else random
         self._random_prob = random if isinstance(random, Schedule) else Schedule(start=random)
         self.rng = stream_generator(seed, Stream.EXPLORATION)
+        self._choose = accelerated_actions(learner)
         self.finished: deque[EpisodeRecord] = deque(maxlen=100)
         self.ended: list[EpisodeRecord] = []  # the episodes that the last step ended
         self._episodes = np.zeros(self.num_envs, np.int64)
@@ -83,19 +85,23 @@ class Collector:
         self._saturation = [0, 0]  # actions of the policy at their bounds, and all, since the last row of the log
         self._sent = np.zeros((self.num_envs, self.spec.action_dim), np.float32)
 
-    def step(self, progress: float, random: bool) -> Transition:
-        """Take one step in every environment. ``random`` ignores the policy; ``progress`` (0 to 1) is for schedules."""
-        undo = self.undo_point()
+    def step(self, progress: float, random: bool, meanwhile: Callable[[], None] | None = None) -> Transition:
+        """Take one step in every environment.
+
+        Args:
+            progress: the share of the budget that is used up, from 0 to 1, for schedules.
+            random: whether to ignore the policy.
+            meanwhile: called while environments in other processes take their step.
+        """
+        undo, undo_learner = self.undo_point(), learner_undo_point(self.learner)
         try:
-            device = self.learner.device
-            inputs, *others = (torch.from_numpy(part).to(device) for part in self.inputs())
-            for part in (inputs, *others):
-                self.learner.observe(part)
-            actions = None if random else self.learner.act(inputs, deterministic=False).cpu().numpy()
-            self.send(actions, progress)
+            self.send(self._choose(self.inputs(), random), progress)
+            if meanwhile is not None:
+                meanwhile()
             return self.receive()
         except (EnvError, EnvFailedError, Interrupted):
             undo()  # the run is saved as it was before this step, and a resume repeats the step
+            undo_learner()
             raise
 
     def inputs(self) -> list[Array]:
@@ -219,21 +225,15 @@ class Collector:
     def undo_point(self) -> Callable[[], None]:
         """Return a function that restores the state of this moment, for a step in which an environment fails.
 
-        Members of a stack share the generator of their noise, and all of them restore it.
+        The part of the learner is restored by ``learner_undo_point``.
         """
-        learner = self.learner
-        random_states = self.rng.bit_generator.state, learner.generator.get_state()
-        statistics = [] if learner.normalizer is None else list(learner.normalizer.buffers())
-        before = [tensor.clone() for tensor in statistics]
+        random_state = self.rng.bit_generator.state
         counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
         saturation = list(self._saturation)
         episodes = [(actions, len(actions)) for actions in self._actions]
 
         def undo() -> None:
-            self.rng.bit_generator.state = random_states[0]
-            learner.generator.set_state(random_states[1])
-            for tensor, value in zip(statistics, before, strict=True):
-                tensor.copy_(value)
+            self.rng.bit_generator.state = random_state
             self._observations, self._episodes, self._returns, self.finished = counts
             self._saturation = saturation
             self._actions = [actions[:length] for actions, length in episodes]
@@ -292,6 +292,20 @@ class Collector:
         if isinstance(observations, dict):
             return flatten_goal_observation(observations)
         return np.asarray(observations, dtype=np.float32)
+
+
+def learner_undo_point(learner: Learner | LearnerStack) -> Callable[[], None]:
+    """Return a function that undoes what acting changes in a learner: its noise and the normaliser's statistics."""
+    random_state = learner.generator.get_state()
+    statistics = [] if learner.normalizer is None else list(learner.normalizer.buffers())
+    before = [tensor.clone() for tensor in statistics]
+
+    def undo() -> None:
+        learner.generator.set_state(random_state)
+        for tensor, value in zip(statistics, before, strict=True):
+            tensor.copy_(value)
+
+    return undo
 
 
 def _success(infos: dict[str, Any], index: int) -> bool | None:

@@ -36,6 +36,9 @@ class CollectionSettings(Settings):
     learning_starts: int = Field(1_000, ge=0, description="transitions collected, with random actions, before learning")
     train_frequency: int = Field(1, ge=1, description="transitions between two rounds of updates")
     gradient_updates_per_step: float = Field(1.0, gt=0, description="updates per transition (the update-to-data ratio)")
+    overlap_collection: bool = Field(
+        False, description="learn while environments in other processes step; updates then miss the newest step"
+    )
 
 
 class PriorSettings(Settings):

@@ -24,7 +24,8 @@ from rl_training.errors import CheckpointError, EnvError, EnvFailedError, RLTrai
 from rl_training.interrupts import Interrupted, stop_on_signals
 from rl_training.models.member_axis import MemberStack
 from rl_training.runtime.acceleration import accelerated_updates
-from rl_training.runtime.collector import Collector, Transition
+from rl_training.runtime.action_graphs import ChooseActions, accelerated_actions
+from rl_training.runtime.collector import Collector, Transition, learner_undo_point
 from rl_training.runtime.controls import INTERRUPTED, TrainResult
 from rl_training.runtime.evaluation_process import EvaluationProcess
 from rl_training.runtime.evaluator import Evaluator
@@ -94,17 +95,25 @@ class RunStack:
         data = DataStack([trainer.experience for trainer in self.trainers], lead)
         first = self.trainers[lead]
         update = accelerated_updates(learners, data, first.settings.learner.batch_size)
+        choose = accelerated_actions(learners)
         metrics = MetricsMean()
-        self._each(Trainer.report_before_first_step)
-        while active := self._active():
-            first = self.trainers[active[0]]
-            before, pretraining = first.budget.position, first.budget.pretraining
-            if not pretraining:
-                self._collect(active, learners)
+
+        def learn() -> None:
+            active = self._active()
             for _ in range(self._prepare_updates(active, learners)):
                 metrics.add(update())
                 for index in active:
                     self.trainers[index].state.update_count += 1
+
+        self._each(Trainer.report_before_first_step)
+        while active := self._active():
+            first = self.trainers[active[0]]
+            before, pretraining = first.budget.position, first.budget.pretraining
+            overlap = first.settings.collection.overlap_collection and not pretraining
+            if not pretraining:
+                self._collect(active, learners, choose, learn if overlap else None)
+            if not overlap:
+                learn()
             if any(self.trainers[index].is_due(before, pretraining) for index in active):
                 metrics.move_to_members([trainer.train_metrics for trainer in self.trainers])
             self._end_step(active, before, pretraining)
@@ -143,14 +152,24 @@ class RunStack:
             self.failures[index] = error
             warnings.warn(f"{trainer.run_dir.name} has ended, the other runs go on: {error}", stacklevel=3)
 
-    def _collect(self, active: list[int], learners: LearnerStack) -> None:
-        """Take one step in every environment of every run; an interruption undoes the steps of all runs."""
+    def _collect(
+        self,
+        active: list[int],
+        learners: LearnerStack,
+        choose: ChooseActions,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Take one step in every environment of every run; an interruption undoes the steps of all runs.
+
+        ``meanwhile`` is called while environments in other processes take their step.
+        """
         collectors = [trainer.collector for trainer in self.trainers]
         if collectors[0] is None:  # offline, each update counts as a step
             for index in active:
                 self.trainers[index].state.global_step += 1
             return
         undo = {index: _collector(self.trainers[index]).undo_point() for index in active}
+        undo_learners = learner_undo_point(learners)
         transitions: dict[int, Transition] = {}
 
         def attempt(index: int, step: Callable[[Collector], None]) -> None:
@@ -168,31 +187,29 @@ class RunStack:
             seen: dict[int, list[Array]] = {}
             for index in active:
                 attempt(index, lambda collector: seen.update({index: collector.inputs()}))  # noqa: B023
-            actions = self._actions(seen, learners)
+            actions = self._actions(seen, choose)
             for index in active:
                 own = None if actions is None else actions[index]
                 attempt(index, lambda collector: collector.send(own, self.trainers[index].budget.progress))  # noqa: B023
+            if meanwhile is not None:
+                meanwhile()
             for index in active:
                 attempt(index, lambda collector: transitions.update({index: collector.receive()}))  # noqa: B023
         except Interrupted:
-            for function in undo.values():
+            for function in (*undo.values(), undo_learners):
                 function()
             raise
         for index, transition in transitions.items():
             self._guarded(index, lambda trainer: trainer.store_step(transition))  # noqa: B023
 
-    def _actions(self, seen: dict[int, list[Array]], learners: LearnerStack) -> Array | None:
+    def _actions(self, seen: dict[int, list[Array]], choose: ChooseActions) -> Array | None:
         """Return the actions of all policies, ``[runs, E, action_dim]``; None as long as they act at random."""
         if not seen:  # all runs have failed
             return None
         nothing = [np.zeros_like(part) for part in next(iter(seen.values()))]
         rows = [seen.get(index, nothing) for index in range(len(self.trainers))]
-        inputs = [torch.from_numpy(np.stack(parts)).to(learners.device) for parts in zip(*rows, strict=True)]
-        for part in inputs:  # each [runs, E, policy_dim]
-            learners.observe(part)
-        if self.trainers[min(seen)].acts_at_random:
-            return None
-        return learners.act(inputs[0], deterministic=False).cpu().numpy()
+        inputs = [np.stack(parts) for parts in zip(*rows, strict=True)]  # [runs, E, policy_dim] each
+        return choose(inputs, self.trainers[min(seen)].acts_at_random)
 
     def _prepare_updates(self, active: list[int], learners: LearnerStack) -> int:
         """Return how many updates are due. As long as one run has nothing to sample, none is."""

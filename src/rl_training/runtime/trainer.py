@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,12 +123,18 @@ class Trainer:
         self.report_before_first_step()
         while not self.state.should_stop:
             before, pretraining = self.budget.position, self.budget.pretraining
+            overlap = self.settings.collection.overlap_collection and not pretraining
             if not pretraining:
-                self._collect()
-            for _ in range(self.prepare_updates()):
-                self.train_metrics.add(self._update())
-                self.state.update_count += 1
+                self._collect(self._learn if overlap else None)
+            if not overlap:
+                self._learn()
             self.end_step(before, pretraining)
+
+    def _learn(self) -> None:
+        """Make the updates that are due."""
+        for _ in range(self.prepare_updates()):
+            self.train_metrics.add(self._update())
+            self.state.update_count += 1
 
     def report_before_first_step(self) -> None:
         """Repeat a report that was cut off, or evaluate a loaded policy before the first step changes it."""
@@ -211,12 +217,12 @@ class Trainer:
                 stacklevel=2,
             )
 
-    def _collect(self) -> None:
+    def _collect(self, meanwhile: Callable[[], None] | None) -> None:
         """Take one step in every environment. Offline, each update counts as a step."""
         if self.collector is None or self.replay is None:
             self.state.global_step += 1
             return
-        self.store_step(self.collector.step(self.budget.progress, self.acts_at_random))
+        self.store_step(self.collector.step(self.budget.progress, self.acts_at_random, meanwhile))
 
     @property
     def acts_at_random(self) -> bool:
