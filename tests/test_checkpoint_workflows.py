@@ -73,6 +73,22 @@ CASES = [
     pytest.param(
         "her", {"num_envs": 2, "algo_kwargs": {"backend": "sac", "overlap_collection": True}}, id="her-sac-overlapping"
     ),
+    pytest.param(
+        "her",
+        {
+            "num_envs": 2,
+            "env_id": "rl_training/PointReach2D-v0",
+            "env_kwargs": {"max_steps": 12},
+            "algo_kwargs": {
+                "backend": "sac",
+                "goal_priority": "pursued",
+                "practice_goals": True,
+                "noise_correlation": 0.8,
+                "buffer_capacity": 150,
+            },
+        },
+        id="her-sac-practising",
+    ),
     pytest.param("ddpg", {"algo_kwargs": {"buffer_capacity": 120}}, id="ddpg-overwriting"),
     pytest.param("td3", {"algo_kwargs": {"lr_schedule": "cosine"}}, id="td3"),
     pytest.param(

@@ -301,3 +301,31 @@ def test_another_number_of_environments_is_refused() -> None:
     state = make_collector(ScriptedEnv(), ScriptedEnv()).state_dict()
     with pytest.raises(ValueError, match="1 environments, the stored run had 2"):
         make_collector(ScriptedEnv()).load_state_dict(state)
+
+
+# Correlated noise
+
+
+def test_noise_is_correlated_in_every_second_episode() -> None:
+    collector = still(make_collector(*(ScriptedEnv(length=50) for _ in range(8)), noise_correlation=0.9))
+    noises = []
+    for _ in range(200):
+        collector.step(0.0, random=False)
+        noises.append(collector._drift.copy())
+    steps = np.stack(noises).reshape(4, 50, 8, 2)  # [episodes, steps, environments, actions]
+    for episode in range(4):
+        for index in range(8):
+            one = steps[episode, :, index]
+            found = np.mean([np.corrcoef(one[:-1, k], one[1:, k])[0, 1] for k in range(2)])
+            assert (found > 0.5) == ((episode + index) % 2 == 1)
+    assert steps.std() == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("learner", [SAC, DDPG])
+def test_the_actions_have_the_correlated_noise(learner: type[Learner]) -> None:
+    collector = still(make_collector(ScriptedEnv(length=50), learner=learner, noise_correlation=0.9))
+    noises, actions = [], []
+    for _ in range(40):
+        actions.append(collector.step(0.0, random=False).actions[0])
+        noises.append(collector._drift[0].copy())
+    assert np.corrcoef(np.ravel(noises), np.ravel(actions))[0, 1] > 0.95

@@ -84,6 +84,24 @@ def test_draws_follow_the_distribution_of_the_host(strategy: str, priority: str)
     np.testing.assert_allclose(device, host, atol=0.004)
 
 
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_draws_of_pursued_goals_follow_the_distribution_of_the_host(strategy: str) -> None:
+    buffer, sampler = buffer_and_sampler(goal_selection_strategy=strategy, goal_priority="pursued")
+    play(buffer, [5, 1, 7, 12, 3])
+    assert buffer.cells is not None
+    for _ in range(4):  # goals like those of episode 2 are wanted
+        buffer.cells.add(
+            np.full((2, 2), 9.0, np.float32), np.array([2.0, 7.0 if strategy == "final" else 5.0], np.float32)
+        )
+    sampler.follow_cells(buffer.cells)
+    device, host = (
+        statistics(function(200_000)) for function in (lambda n: draw(sampler, n), lambda n: host_draw(buffer, n))
+    )
+    np.testing.assert_allclose(device, host, atol=0.004)
+    wanted = host[2, :, 7 if strategy == "final" else 5].sum()
+    assert wanted > 0.15
+
+
 @pytest.mark.parametrize("goals", [Near, Ending])
 def test_every_row_is_consistent_after_the_ring_has_wrapped(goals: type[Near]) -> None:
     buffer, sampler = buffer_and_sampler(capacity=60, goals=goals())

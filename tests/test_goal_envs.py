@@ -637,8 +637,10 @@ class TestDistanceShortcut:
         )
 
     @pytest.mark.parametrize("threshold", [0, -1.0, None, "near"])
-    def test_a_threshold_that_is_none_is_ignored(self, threshold: Any) -> None:
+    def test_without_a_threshold_it_is_found_in_the_reward(self, threshold: Any) -> None:
         env, _ = self.env_with(norm_of(2), threshold=threshold)
+        assert GoalFunctions(env).distance_threshold == 0.1
+        env, _ = self.env_with(norm_of(np.inf), threshold=threshold)  # no distance of two points
         functions = GoalFunctions(env)
         assert functions.distance_threshold is None
         achieved, desired = self.near_pairs()

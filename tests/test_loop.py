@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from conftest import StopAt
-from rl_training import DDPG, RLPD, SAC
-from rl_training import algorithms
+from rl_training import DDPG, RLPD, SAC, algorithms
 from rl_training.data import TransitionDataset
 from rl_training.runtime import Callback, train_ddpg, train_her, train_sac
 from rl_training.runtime.collector import Collector

@@ -126,7 +126,7 @@ class Learner(nn.Module):
         """Do one optimisation step."""
         raise NotImplementedError
 
-    def _act(self, observations: Tensor, deterministic: bool) -> Tensor:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Tensor:
         """Return actions ``[B, action_dim]`` for normalised observations ``[B, policy_dim]``."""
         raise NotImplementedError
 
@@ -149,11 +149,14 @@ class Learner(nn.Module):
         )
 
     @torch.no_grad()
-    def act(self, observations: Tensor, deterministic: bool = True) -> Tensor:
-        """Return ``[B, action_dim]`` actions in [-1, 1] (discrete: indices) for ``[B, policy_dim]`` observations."""
+    def act(self, observations: Tensor, deterministic: bool = True, noise: Tensor | None = None) -> Tensor:
+        """Return ``[B, action_dim]`` actions in [-1, 1] (discrete: indices) for ``[B, policy_dim]`` observations.
+
+        ``noise`` ``[B, action_dim]`` is the standard normal noise of a stochastic policy; None: the learner draws it.
+        """
         if self.normalizer is not None:
             observations = self.normalizer(observations)
-        return self._act(observations, deterministic)
+        return self._act(observations, deterministic, noise)
 
     def predict(self, observation: Observation, deterministic: bool = True) -> NDArray[Any]:
         """Return what to pass to the environment's ``step``, for one observation or a batch of them."""

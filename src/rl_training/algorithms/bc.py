@@ -60,9 +60,11 @@ class BC(Learner):
         self._minimize(loss, self.actor_optimizer)
         return metrics
 
-    def _act(self, observations: Tensor, deterministic: bool) -> Any:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Any:
         if self.spec.is_discrete:
             return self.actor(observations).argmax(dim=1, keepdim=True).float()
         if self.settings.policy == "deterministic":
             return self.actor(observations)
-        return self.actor.mode(observations) if deterministic else self.actor.sample(observations, self.generator)
+        if deterministic:
+            return self.actor.mode(observations)
+        return self.actor.sample(observations, self.generator, noise)

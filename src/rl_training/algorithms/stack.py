@@ -101,9 +101,10 @@ class LearnerStack:
             learner.update_count = count
 
     @torch.no_grad()
-    def act(self, observations: Tensor, deterministic: bool = True) -> Tensor:
+    def act(self, observations: Tensor, deterministic: bool = True, noise: Tensor | None = None) -> Tensor:
         """Return actions ``[members, B, action_dim]`` for observations ``[members, B, policy_dim]``."""
-        actions: Tensor = self._stack.call(lambda learner, x: learner.act(x, deterministic), observations)
+        inputs = (observations,) if noise is None else (observations, noise)
+        actions: Tensor = self._stack.call(lambda learner, x, *noise: learner.act(x, deterministic, *noise), *inputs)
         return actions
 
     @torch.no_grad()

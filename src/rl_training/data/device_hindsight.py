@@ -11,9 +11,14 @@ from torch import Tensor
 
 from rl_training.data.device_sampling import DeviceSampler
 from rl_training.data.episode_table import EpisodeTable
+from rl_training.data.goal_cells import MOST_CELLS, PLAIN_WEIGHT, RESTING_WEIGHT, GoalCells, cell_factors
 from rl_training.envs.distance_rule import DeviceRewards
 from rl_training.types import Batch, SpaceSpec
 
+CANDIDATES = 16
+"""From how many steps and goals one is taken if pursued goals are preferred."""
+
+_NO_KEY = torch.iinfo(torch.long).max
 _SIZES = 64
 """How many sizes of batches can be recorded at the same time."""
 
@@ -31,6 +36,10 @@ class HindsightSampler(DeviceSampler):
     coefficients: Tensor
     last: Tensor
     drawn: Tensor
+    cell_keys: Tensor
+    cell_weights: Tensor
+    cell_factors: Tensor
+    cell_width: Tensor
 
     def __init__(
         self,
@@ -43,6 +52,7 @@ class HindsightSampler(DeviceSampler):
         redraws: int,
         trivial_share: float,
         threshold: float | None,
+        cell_width: float | None,
         offline: bool,
         generator: torch.Generator,
     ) -> None:
@@ -51,6 +61,7 @@ class HindsightSampler(DeviceSampler):
         self.spec, self.columns, self.rewards = spec, columns, rewards
         self.strategy, self.threshold, self.offline = strategy, threshold, offline
         self.redraws, self.trivial_share = redraws, trivial_share
+        self.prefers_pursued = cell_width is not None
         # An episode takes two rows or more. The host's table may use twice as many entries as there are episodes.
         size = max(1024, 1 << len(rows).bit_length())
         self.register_buffer("rows", torch.zeros_like(rows, device=device))
@@ -61,6 +72,12 @@ class HindsightSampler(DeviceSampler):
         self.register_buffer("coefficients", torch.zeros(_SIZES, 5, dtype=torch.float64, device=device))
         self.register_buffer("last", torch.zeros((), dtype=torch.long, device=device))  # the newest episode
         self.register_buffer("drawn", torch.zeros(2, dtype=torch.float64, device=device))  # relabelled; already met
+        if cell_width is not None:
+            self.register_buffer("cell_width", torch.tensor(cell_width, dtype=torch.float32, device=device))
+            self.register_buffer("cell_keys", torch.full((MOST_CELLS,), _NO_KEY, dtype=torch.long, device=device))
+            self.register_buffer("cell_weights", torch.full((MOST_CELLS,), PLAIN_WEIGHT, device=device))
+            factors = torch.from_numpy(cell_factors(spec.goal_dim)).to(device)
+            self.register_buffer("cell_factors", factors)
         self.batch_sizes: dict[int, int] = {}
         self._limits, self._share, self._moves = (0.0, 1.0, 0.0, 1.0), 0.0, -1
 
@@ -86,6 +103,15 @@ class HindsightSampler(DeviceSampler):
         self._limits, self._share = table.limits, share
         for batch_size in self.batch_sizes:
             self._set_coefficients(batch_size)
+
+    @torch.no_grad()
+    def follow_cells(self, cells: GoalCells | None) -> None:
+        """Copy the host's weights of goals."""
+        if cells is None or not self.prefers_pursued:
+            return
+        count, device = len(cells.keys), self.cell_keys.device
+        self.cell_keys[:count] = torch.from_numpy(cells.keys).to(device)
+        self.cell_weights[:count] = torch.from_numpy(cells.weights).to(device)
 
     def prepare(self, batch_size: int) -> None:
         """Get ready for batches of this size, before the first of them is drawn."""
@@ -122,14 +148,17 @@ class HindsightSampler(DeviceSampler):
         draws = torch.rand(
             (4 + 2 * self.redraws, batch_size), generator=self.generator, dtype=torch.float64, device=device
         )
+        wanted = None
         number = torch.arange(batch_size, dtype=torch.float64, device=device)  # [B]
         coefficients = self.coefficients[self.batch_sizes[batch_size]]  # [5]
         relabelled = number < coefficients[4]  # [B]
         positions = torch.addcmul(coefficients[:2, None], coefficients[2:4, None], number + draws[0])  # [2, B]
         found = torch.searchsorted(self.sums, positions)  # [2, B]
         episode = torch.minimum(torch.where(relabelled, found[0], found[1]), self.last)  # [B]
+        if self.prefers_pursued:
+            episode, *wanted = self._draw_pursued(number, coefficients, relabelled, episode)
         start, length = self.table[episode].unbind(1)  # [B] each
-        slots = self._slots(start, length, draws[2:].view(2, -1, batch_size), draws[1], relabelled)  # [3, B]
+        slots = self._slots(start, length, draws[2:].view(2, -1, batch_size), draws[1], relabelled, wanted)  # [3, B]
         now, after, later = self.rows[slots]  # [B, width] each
         own_goals, chosen = now[:, columns["desired_goal"]], relabelled[:, None]  # [B, G], [B, 1]
         goals = torch.where(chosen, later[:, columns["achieved_goal"]], own_goals)  # [B, G]
@@ -149,20 +178,70 @@ class HindsightSampler(DeviceSampler):
             offline_rows=batch_size if self.offline else 0,
         )
 
-    def _slots(self, start: Tensor, length: Tensor, draws: Tensor, keep: Tensor, relabelled: Tensor) -> Tensor:
+    def _draw_pursued(
+        self, number: Tensor, coefficients: Tensor, relabelled: Tensor, episode: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take one of several candidates for each relabelled row, in proportion to how much its goal is wanted.
+
+        Returns:
+            Episodes, steps and the steps of the goals, ``[B]`` each. Rows with their own goal keep their ``episode``.
+        """
+        size, device = len(number), number.device
+        draws = torch.rand((3 * CANDIDATES + 1, size), generator=self.generator, dtype=torch.float64, device=device)
+        places, steps, goals = draws[:-1].view(3, CANDIDATES, size)  # [candidates, B] each
+        part = torch.arange(CANDIDATES, dtype=torch.float64, device=device)[:, None]
+        positions = coefficients[0] + (part * coefficients[4] + number + places) * coefficients[2] / CANDIDATES
+        found = torch.searchsorted(self.sums[0], positions.reshape(-1)).view(CANDIDATES, size)
+        found = torch.minimum(found, self.last)  # [candidates, B]
+        start, length = self.table[found].unbind(-1)  # [candidates, B] each
+        step = (steps * length).long()
+        goal_step = self._goal_steps(step, length, goals)
+        place = self.columns["achieved_goal"]
+        goal_columns = torch.arange(place.start, place.stop, device=device)
+        first, achieved = self.rows[torch.stack([start, start + goal_step])[..., None], goal_columns]  # [.., B, G] each
+        moved = torch.linalg.vector_norm(achieved - first, dim=-1) > self.cell_width
+        keys = (torch.floor(achieved / self.cell_width).long() * self.cell_factors).sum(-1)  # [candidates, B]
+        cell = torch.searchsorted(self.cell_keys, keys.reshape(-1)).view(CANDIDATES, size).clamp(max=MOST_CELLS - 1)
+        weights = torch.where(self.cell_keys[cell] == keys, self.cell_weights[cell], PLAIN_WEIGHT)
+        sums = (weights * torch.where(moved, 1.0, RESTING_WEIGHT)).cumsum(0)
+        chosen = (sums < draws[-1] * sums[-1]).sum(0, keepdim=True).clamp(max=CANDIDATES - 1)  # [1, B]
+        episode = torch.where(relabelled, found.gather(0, chosen)[0], episode)
+        return episode, step.gather(0, chosen)[0], goal_step.gather(0, chosen)[0]
+
+    def _goal_steps(self, steps: Tensor, length: Tensor, draws: Tensor) -> Tensor:
+        """Return the steps of new goals, by the strategy; all of one shape."""
+        if self.strategy == "final":
+            return length.expand_as(steps)
+        if self.strategy == "episode":
+            return (draws * length).long() + 1
+        return torch.addcmul(steps + 1.0, draws, (length - steps).double()).long()  # after the step
+
+    def _slots(
+        self,
+        start: Tensor,
+        length: Tensor,
+        draws: Tensor,
+        keep: Tensor,
+        relabelled: Tensor,
+        wanted: list[Tensor] | None,
+    ) -> Tensor:
         """Return the slots of a step, of the one after it, and of the new goal, ``[3, B]``.
 
         ``draws`` ``[2, tries, B]`` and ``keep`` ``[B]`` are uniform numbers. If more than ``trivial_share`` of the new
         goals are met before the step, some of these are drawn again: of several tries the first is taken whose goal is
-        not met; or the very first, if all are met.
+        not met; or the very first, if all are met. Steps and goals that are ``wanted``, ``[B]`` each, are the first of
+        them, and the goal stays.
         """
         steps = (draws[0] * length).long()  # [tries, B]
-        if self.strategy == "final":
-            goal_steps = length.expand_as(steps)
-        elif self.strategy == "episode":
-            goal_steps = (draws[1] * length).long() + 1
-        else:
-            goal_steps = torch.addcmul(steps + 1.0, draws[1], (length - steps).double()).long()  # after the step
+        goal_steps = self._goal_steps(steps, length, draws[1])
+        if wanted is not None:
+            first = torch.where(relabelled, wanted[0], steps[0])
+            if self.strategy != "episode":
+                steps = torch.where(relabelled, (draws[0] * wanted[1]).long(), steps)
+                goal_steps = torch.where(relabelled, wanted[1], goal_steps)
+            else:
+                goal_steps = torch.cat([torch.where(relabelled, wanted[1], goal_steps[0])[None], goal_steps[1:]])
+            steps = torch.cat([first[None], steps[1:]])
         slots = start + torch.stack([steps, goal_steps])  # [2, tries, B]
         if self.threshold is not None:
             place = self.columns["achieved_goal"]

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from rl_training.config import Settings
-from rl_training.data.device_hindsight import HindsightSampler
+from rl_training.data.device_hindsight import CANDIDATES, HindsightSampler
 from rl_training.data.episode_table import Episode, EpisodeTable
+from rl_training.data.goal_cells import RESTING_WEIGHT, GoalCells
 from rl_training.data.open_episode import OpenEpisode, flags_of_steps, steps_before_motion
 from rl_training.data.row_ring import RowRing
 from rl_training.envs.goals import GoalRewards
@@ -68,6 +69,15 @@ class HindsightSettings(Settings):
     )
     motion_scale: float | None = Field(
         None, gt=0, description="distance from which on a goal counts as moved; unset: env's distance_threshold"
+    )
+
+    goal_priority: Literal["uniform", "pursued"] = Field(
+        "uniform",
+        description="for replaced goals: draw all equally, or prefer goals like those that are pursued; the latter only"
+        " where outcomes are not left to chance",
+    )
+    practice_goals: bool = Field(
+        False, description="whether an episode whose goal was never achieved pursues the nearest achieved goal instead"
     )
 
     @model_validator(mode="after")
@@ -138,6 +148,8 @@ class HERReplayBuffer:
         self._motion_scale = (self.settings.motion_scale or goals.distance_threshold) if motion else None
         self._redraws = REDRAWS if motion and goals.distance_threshold is not None else 0
         self._drawn = np.zeros(2)  # relabelled rows, and those whose goal was met already
+        self._prefers_pursued = self.settings.goal_priority == "pursued"
+        self.cells = self._goal_cells() if self._prefers_pursued or self.settings.practice_goals else None
         self._sampler: HindsightSampler | None = None
         self._generator = torch.Generator(self.device).manual_seed(seed)  # of the sampler
 
@@ -164,9 +176,11 @@ class HERReplayBuffer:
         step of the episode, at most 1. So the fewer episodes move, the more their lucky outcomes would outnumber the
         failures, which only rows with their own goal show. The share shrinks to keep the factor at w: motion priority
         takes relabelled rows of episodes without motion out of the batch, and adds no weight to any other.
+
+        ``goal_priority: pursued`` is for tasks without chance, and keeps the ratio.
         """
         ratio = self.settings.relabel_ratio
-        if self._motion_scale is None or not len(self.episodes):
+        if self._motion_scale is None or not len(self.episodes) or self._prefers_pursued:
             return ratio
         weighted = ratio * self.episodes.total_weight / self.episodes.transitions
         return min(1.0, weighted / (weighted + 1.0 - ratio))
@@ -275,6 +289,8 @@ class HERReplayBuffer:
         start, length = self.episodes.draw(by_weight=positions[:n], by_length=positions[n:])  # [B], [B]
         step = (uniform[1] * length).astype(np.int64)  # [B]
         goal_step = self._goal_step(step[:n], length[:n], uniform[2, :n])  # [n]
+        if self._prefers_pursued and n:
+            start[:n], length[:n], step[:n], goal_step = self._draw_pursued(n)
         if self.goals.distance_threshold is not None and n:
             self._redraw_met(start[:n], length[:n], step[:n], goal_step)
         slot = start + step  # [B]
@@ -328,6 +344,7 @@ class HERReplayBuffer:
             redraws=self._redraws,
             trivial_share=TRIVIAL_SHARE,
             threshold=self.goals.distance_threshold,
+            cell_width=self.cells.width if self.cells is not None and self._prefers_pursued else None,
             offline=self._offline,
             generator=generator,
         )
@@ -335,6 +352,7 @@ class HERReplayBuffer:
             sampler.write_rows(first, self.ring.rows[first : first + 65_536])
         if len(self.episodes):
             sampler.follow(self.episodes, self.relabelled_share)
+            sampler.follow_cells(self.cells)
         sampler.drawn.copy_(torch.from_numpy(self._drawn))
         return sampler
 
@@ -374,6 +392,7 @@ class HERReplayBuffer:
             "table": self.episodes.state_dict(),
             "goals": self.goals.state_dict(),
             "open": {str(i): episode.rows.copy() for i, episode in enumerate(self._open)},
+            **({} if self.cells is None else {"cells": self.cells.state_dict()}),
             **self._sampler_state(),
         }
         if with_rows:
@@ -388,6 +407,8 @@ class HERReplayBuffer:
         self.goals.load_state_dict(state["goals"])
         for index, episode in enumerate(self._open):
             episode.restore(state["open"][str(index)])
+        if self.cells is not None:
+            self.cells.load_state_dict(state["cells"])
         if "rows" in state:
             self.ring.write(self.oldest_row, state["rows"])
         self._load_sampler_state(state)
@@ -458,11 +479,14 @@ class HERReplayBuffer:
             self.episodes.drop_oldest()
         slot = ring.append(torch.from_numpy(rows))
         self.episodes.append(Episode(slot, count - 1, first_row), self._weight(rows))
+        if self.cells is not None:
+            self.cells.add(rows[:, self._achieved], rows[0, self._desired])
         if self._sampler is not None:
             achieved = rows[1:, self._achieved]
             self.goals.spot_check(achieved, achieved[::-1])
             self._sampler.write_rows(slot, torch.from_numpy(rows))
             self._sampler.follow(self.episodes, self.relabelled_share)
+            self._sampler.follow_cells(self.cells)
 
     def _weight(self, rows: Array) -> float:
         """Return the weight of an episode ``[T + 1, width]``: little of its length if its achieved goal never moves.
@@ -475,6 +499,36 @@ class HERReplayBuffer:
         moving = steps_before_motion(rows[:, self._achieved], self._motion_scale)
         full = moving + TRIVIAL_SHARE * (length - moving) if moving else 0.0
         return (1.0 - self.settings.motion_priority) * length + self.settings.motion_priority * full
+
+    def _goal_cells(self) -> GoalCells:
+        """Return an empty count of goals."""
+        width = self.settings.motion_scale or self.goals.distance_threshold
+        if width is None:
+            key = "goal_priority" if self._prefers_pursued else "practice_goals"
+            raise ConfigError(
+                f"algo_kwargs.{key}: the environment has no distance_threshold; expected motion_scale, the distance"
+                " from which on goals count as different"
+            )
+        return GoalCells(self.spec.goal_dim, width)
+
+    def _draw_pursued(self, n: int) -> tuple[Array, Array, Array, Array]:
+        """Draw n steps and goals: of several candidates one is taken in proportion to how much its goal is wanted.
+
+        Returns:
+            The start and length of the episodes, the steps, and the steps of the goals, ``[n]`` each.
+        """
+        assert self.cells is not None
+        uniform = self.rng.random((4, CANDIDATES * n))
+        positions = (np.arange(CANDIDATES * n) + uniform[0]) / (CANDIDATES * n)  # ascending: the search is fast
+        start, length = self.episodes.draw(by_weight=positions, by_length=positions[:0])
+        step = (uniform[1] * length).astype(np.int64)
+        goal_step = self._goal_step(step, length, uniform[2])
+        goals, first = self._rows[start + goal_step, self._achieved], self._rows[start, self._achieved]
+        moved = np.linalg.norm(goals - first, axis=1) > self.cells.width
+        weights = self.cells.wanted(goals) * np.where(moved, 1.0, RESTING_WEIGHT)
+        sums = weights.reshape(CANDIDATES, n).cumsum(axis=0)
+        chosen = (sums < uniform[3, :n] * sums[-1]).sum(axis=0) * n + np.arange(n)  # [n]
+        return start[chosen], length[chosen], step[chosen], goal_step[chosen]
 
     def _goal_step(self, step: Array, length: Array, uniform: Array) -> Array:
         """Choose within each of n episodes the row whose achieved goal becomes the desired goal; all ``[n]``.
@@ -491,7 +545,8 @@ class HERReplayBuffer:
     def _redraw_met(self, start: Array, length: Array, step: Array, goal_step: Array) -> None:
         """Draw step and goal again, in place, where too many goals are met before the step; all ``[n]``.
 
-        Of several draws the first is taken whose goal is not met. If all are met, the first choice stays.
+        Of several draws the first is taken whose goal is not met. If all are met, the first choice stays. A goal that
+        was chosen because it is wanted stays, and only the step before it is drawn again.
         """
         rows = np.flatnonzero(self._met(start + step, start + goal_step))
         self._drawn += len(start), len(rows)
@@ -500,8 +555,12 @@ class HERReplayBuffer:
             return
         rows = rows[self.rng.random(len(rows)) * len(rows) >= allowed]
         draws = self.rng.random((2, self._redraws, len(rows)))
-        steps = (draws[0] * length[rows]).astype(np.int64)  # [redraws, rows]
-        goal_steps = self._goal_step(steps, np.broadcast_to(length[rows], steps.shape), draws[1])
+        if self._prefers_pursued and self.settings.goal_selection_strategy != "episode":
+            steps = (draws[0] * goal_step[rows]).astype(np.int64)  # [redraws, rows]
+            goal_steps = np.broadcast_to(goal_step[rows], steps.shape)
+        else:
+            steps = (draws[0] * length[rows]).astype(np.int64)  # [redraws, rows]
+            goal_steps = self._goal_step(steps, np.broadcast_to(length[rows], steps.shape), draws[1])
         unmet = ~self._met(start[rows] + steps, start[rows] + goal_steps)  # [redraws, rows]
         found = np.flatnonzero(unmet.any(axis=0))
         chosen = unmet.argmax(axis=0)[found]

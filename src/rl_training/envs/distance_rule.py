@@ -55,6 +55,28 @@ class DeviceRewards(NamedTuple):
         return None if self.raw_terminated is None else self.raw_terminated(achieved_goals, desired_goals)
 
 
+def find_threshold(function: Callable[..., Array], goal: Array) -> float | None:
+    """Return the distance from ``goal`` ``[D]`` at which a function of two goals changes; None if it does not.
+
+    For environments that do not name their tolerance. ``find_distance_rule`` says whether the distance alone decides.
+    """
+
+    def value(distance: float) -> float:
+        other = np.array(goal, np.float64)
+        other[0] += distance
+        return float(function(np.asarray(goal, np.float64)[None], other[None])[0])
+
+    near = value(0.0)
+    high = next((float(size) for size in np.geomspace(1e-4, 1e3, 36) if value(size) != near), None)
+    if high is None:
+        return None
+    low = 0.0
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if value(middle) == near else (low, middle)
+    return float(f"{low:.6g}") if low > 1e-5 else None  # below it the goals must be equal
+
+
 def find_distance_rule(function: Callable[..., Array], achieved: Array, threshold: float) -> DistanceRule | None:
     """Return ``function`` as a distance rule if it is one: two values that depend on the distance of the goals only.
 

@@ -15,7 +15,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rl_training.envs.builtin import PointGoal1DEnv
-from rl_training.envs.distance_rule import DeviceRewards, DistanceRule, TensorFunction, find_distance_rule
+from rl_training.envs.distance_rule import (
+    DeviceRewards,
+    DistanceRule,
+    TensorFunction,
+    find_distance_rule,
+    find_threshold,
+)
 from rl_training.envs.play import play
 from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
 from rl_training.errors import EnvError
@@ -116,7 +122,7 @@ class GoalRewards:
     Attributes:
         reward_range: smallest and largest transformed reward if random play saw two values, else None. It becomes a new
             tuple when a reward outside of it is seen; compare with ``is`` to notice.
-        distance_threshold: the environment's own tolerance, if it has one.
+        distance_threshold: the environment's own tolerance, or the one that its reward shows, if there is one.
         unbatched: the names of the functions that are called one by one.
     """
 
@@ -139,11 +145,13 @@ class GoalRewards:
         threshold = env.get_wrapper_attr("distance_threshold") if env.has_wrapper_attr("distance_threshold") else None
         is_number = isinstance(threshold, (int, float, np.number)) and not isinstance(threshold, bool)
         size = float(cast(Any, threshold)) if is_number else 0.0
-        self.distance_threshold = size if size > 0 else None
         self._env_reward = self._choose(env, "compute_reward", achieved, desired)
+        named = size if size > 0 else None
+        found = named or find_threshold(self._env_reward, achieved[0])
         self._distance_reward: DistanceRule | None = None
-        if self.distance_threshold is not None:
-            self._distance_reward = find_distance_rule(self._env_reward, achieved, self.distance_threshold)
+        if found is not None:
+            self._distance_reward = find_distance_rule(self._env_reward, achieved, found)
+        self.distance_threshold = found if self._distance_reward is not None else named
         self._torch_reward = _matching_torch_reward(env, self._env_reward, achieved, desired)
         self._batches, self._spot_checks = 0, 0
         has_termination = env.has_wrapper_attr("compute_terminated")
@@ -177,6 +185,10 @@ class GoalRewards:
         if self._distance_reward is None:  # the distance form has two values, and the range holds both
             self._include(rewards)
         return rewards
+
+    def raw_rewards(self, achieved_goals: Array, desired_goals: Array) -> Array:
+        """Return the environment's own rewards ``[B]`` of goals ``[B, D]``."""
+        return self._env_reward(achieved_goals, desired_goals)
 
     def on_device(self) -> DeviceRewards | None:
         """Return the rewards and terminations as functions of tensors; None if the environment must compute them."""

@@ -43,10 +43,11 @@ class GaussianActor(nn.Module):
         """Return the mean ``[B, A]``, the action to take when not exploring."""
         return torch.tanh(self.mlp(observations))
 
-    def sample(self, observations: Tensor, generator: torch.Generator) -> Tensor:
-        """Return actions ``[B, A]`` within the bounds."""
+    def sample(self, observations: Tensor, generator: torch.Generator, noise: Tensor | None = None) -> Tensor:
+        """Return actions ``[B, A]`` within the bounds; ``noise`` ``[B, A]`` is standard normal, None: drawn here."""
         mean = self.mode(observations)  # [B, A]
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        if noise is None:
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return torch.addcmul(mean, self._log_std.exp(), noise).clamp(-1.0, 1.0)
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -90,10 +91,11 @@ class SquashedGaussianActor(nn.Module):
         gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)  # [B, A] or [B, count, A]
         return torch.tanh(raw), (gaussian - _squash_correction(raw)).sum(-1)
 
-    def draw(self, observations: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the actions ``[B, A]`` of ``sample`` without their densities, which acting does not need."""
+    def draw(self, observations: Tensor, generator: torch.Generator, noise: Tensor | None = None) -> Tensor:
+        """Return actions ``[B, A]`` without their densities; ``noise`` ``[B, A]`` is standard normal, None: drawn."""
         mean, log_std = self(observations)  # [B, A] each
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        if noise is None:
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return torch.tanh(torch.addcmul(mean, log_std.exp(), noise))
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[Any]
-ChooseActions = Callable[[Sequence[Array], bool], Array | None]
-"""Takes the parts of ``Collector.inputs`` and whether to act at random; returns actions, or None to act at random."""
+ChooseActions = Callable[[Sequence[Array], bool, Array | None], Array | None]
+"""Takes the parts of ``Collector.inputs``, whether to act at random, and the noise of the actions (None: drawn by the
+policy). Returns actions, or None to act at random."""
 
 _WARM_UP = 3  # calls before recording, in which libraries initialise themselves
 
@@ -27,8 +28,8 @@ class Policy(Protocol):
         """Add observations to the statistics of the normaliser."""
         ...
 
-    def act(self, observations: Tensor, deterministic: bool = True) -> Tensor:
-        """Return actions."""
+    def act(self, observations: Tensor, deterministic: bool = True, noise: Tensor | None = None) -> Tensor:
+        """Return actions; ``noise`` is standard normal."""
         ...
 
 
@@ -41,19 +42,22 @@ class _Eager:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def __call__(self, parts: Sequence[Array], random: bool) -> Array | None:
-        actions = self._choose([torch.from_numpy(part).to(self.policy.device) for part in parts], random)
+    def __call__(self, parts: Sequence[Array], random: bool, noise: Array | None = None) -> Array | None:
+        actions = self._choose([self._tensor(part) for part in parts], random, self._tensor(noise))
         return None if actions is None else actions.cpu().numpy()
 
-    def _choose(self, parts: Sequence[Tensor], random: bool) -> Tensor | None:
+    def _tensor(self, array: Any) -> Any:
+        return None if array is None else torch.from_numpy(array).to(self.policy.device)
+
+    def _choose(self, parts: Sequence[Tensor], random: bool, noise: Tensor | None) -> Tensor | None:
         for part in parts:
             self.policy.observe(part)
-        return None if random else self.policy.act(parts[0], deterministic=False)
+        return None if random else self.policy.act(parts[0], False, noise)
 
 
 class _Recorded(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    parts: list[Tensor]
+    inputs: list[Tensor]
     actions: Tensor | None
 
 
@@ -65,36 +69,37 @@ class _ActionGraphs(_Eager):
         self._stream: torch.cuda.Stream = cast(Any, torch.cuda.Stream)(policy.device)
         self._works = True
 
-    def __call__(self, parts: Sequence[Array], random: bool) -> Array | None:
+    def __call__(self, parts: Sequence[Array], random: bool, noise: Array | None = None) -> Array | None:
         calls = self._calls[random] = self._calls.get(random, 0) + 1
         if not self._works:
-            return super().__call__(parts, random)
+            return super().__call__(parts, random, noise)
         if calls <= _WARM_UP:
             here = torch.cuda.current_stream(self.policy.device)
             self._stream.wait_stream(here)
             with torch.cuda.stream(self._stream):
-                actions = super().__call__(parts, random)
+                actions = super().__call__(parts, random, noise)
             here.wait_stream(self._stream)
             return actions
-        recorded = self._graphs.get(random) or self._record(parts, random)
+        recorded = self._graphs.get(random) or self._record(parts, random, noise)
         if recorded is None:
-            return super().__call__(parts, random)
-        for static, new in zip(recorded.parts, parts, strict=True):
+            return super().__call__(parts, random, noise)
+        for static, new in zip(recorded.inputs, [*parts, *([] if noise is None else [noise])], strict=True):
             static.copy_(torch.from_numpy(new), non_blocking=True)
         recorded.graph.replay()
         return None if recorded.actions is None else recorded.actions.cpu().numpy()
 
-    def _record(self, parts: Sequence[Array], random: bool) -> _Recorded | None:
+    def _record(self, parts: Sequence[Array], random: bool, noise: Array | None) -> _Recorded | None:
         """Record a call without executing it. If that fails, all later calls run without graphs."""
-        static = [torch.from_numpy(part).to(self.policy.device) for part in parts]
+        static, static_noise = [self._tensor(part) for part in parts], self._tensor(noise)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.policy.generator)
         try:
             with torch.no_grad(), torch.cuda.graph(graph):
-                actions = self._choose(static, random)
+                actions = self._choose(static, random, static_noise)
         except RuntimeError as error:
             self._works = False
             warnings.warn(f"acting is not recorded as a CUDA graph and stays slower: {error}", stacklevel=3)
             return None
-        self._graphs[random] = _Recorded(graph, static, actions)
+        inputs = [*static, *([] if static_noise is None else [static_noise])]
+        self._graphs[random] = _Recorded(graph, inputs, actions)
         return self._graphs[random]

@@ -24,6 +24,7 @@ from rl_training.envs.rewards import RewardTransform
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.practice import Practice
 from rl_training.runtime.random_play import play_at_random
 from rl_training.runtime.run_records import summarize_data
 from rl_training.runtime.settings import RunSettings
@@ -83,7 +84,12 @@ def build_run(
     if offline_data is not None:
         mixture = Mixture(offline_data, replay, settings.prior.offline_share(0.0))
     envs = make_vector_env(required_env_id(config), config.env_kwargs, config.num_envs)
-    collector = Collector(envs, learner, settings.exploration, config.seed)
+    practice = None
+    if goals is not None and settings.hindsight.practice_goals:
+        assert isinstance(replay, HERReplayBuffer)
+        assert replay.cells is not None  # it counts goals for this
+        practice = Practice(replay.cells, goals, config.num_envs)
+    collector = Collector(envs, learner, settings.exploration, config.seed, practice)
     return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator, goals, summary)
 
 

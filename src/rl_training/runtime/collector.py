@@ -19,6 +19,7 @@ from rl_training.errors import EnvError, EnvFailedError
 from rl_training.interrupts import Interrupted
 from rl_training.runtime.action_graphs import accelerated_actions
 from rl_training.runtime.health import require_finite_actions, require_finite_step
+from rl_training.runtime.practice import Practice
 from rl_training.runtime.run_records import EpisodeRecord, goal_outcome
 from rl_training.runtime.schedules import Schedule
 from rl_training.seeding import Stream, stream_generator, stream_seed
@@ -36,6 +37,10 @@ class ExplorationSettings(Settings):
     exploration_noise: float | None = Field(None, ge=0, description="std of Gaussian noise on actions in [-1, 1]")
     random_action_prob: Annotated[float, Field(ge=0, le=1)] | Schedule | None = Field(
         None, description="probability of a uniformly random action: a number, or a schedule of one"
+    )
+
+    noise_correlation: float = Field(
+        0.0, ge=0, lt=1, description="correlation of exploration noise from step to step, in every second episode"
     )
 
     @model_validator(mode="after")
@@ -65,7 +70,12 @@ class Collector:
     """
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], learner: Learner, settings: ExplorationSettings, seed: int
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        learner: Learner,
+        settings: ExplorationSettings,
+        seed: int,
+        practice: Practice | None = None,
     ) -> None:
         self.envs, self.learner, self.spec = envs, learner, learner.spec
         self.seed = seed
@@ -74,6 +84,7 @@ class Collector:
         self._noise = learner.run_defaults.get("exploration_noise", 0.0) if noise is None else noise
         random = learner.run_defaults.get("random_action_prob", 0.0) if random is None else random
         self._random_prob = random if isinstance(random, Schedule) else Schedule(start=random)
+        self._correlation, self._practice = settings.noise_correlation, practice
         self.rng = stream_generator(seed, Stream.EXPLORATION)
         self._choose = accelerated_actions(learner)
         self.finished: deque[EpisodeRecord] = deque(maxlen=100)
@@ -84,6 +95,7 @@ class Collector:
         self._observations: Observation | None = None
         self._saturation = [0, 0]  # actions of the policy at their bounds, and all, since the last row of the log
         self._sent = np.zeros((self.num_envs, self.spec.action_dim), np.float32)
+        self._drift = np.zeros_like(self._sent)  # the exploration noise of the last step, if it is correlated
 
     def step(self, progress: float, random: bool, meanwhile: Callable[[], None] | None = None) -> Transition:
         """Take one step in every environment.
@@ -95,7 +107,7 @@ class Collector:
         """
         undo, undo_learner = self.undo_point(), learner_undo_point(self.learner)
         try:
-            self.send(self._choose(self.inputs(), random), progress)
+            self.send(self._choose(self.inputs(), random, self.noise()), progress)
             if meanwhile is not None:
                 meanwhile()
             return self.receive()
@@ -107,13 +119,24 @@ class Collector:
     def inputs(self) -> list[Array]:
         """Return what the policy sees, ``[E, policy_dim]``, and then what else the normaliser has to see."""
         if self._observations is None:
-            self._observations = self._reset(np.ones(self.num_envs, bool))
-        observations = self._observations
+            self._observations = self._start(np.ones(self.num_envs, bool))
+        observations = self._shown(self._observations)
         parts = [self._flat(observations)]
         if isinstance(observations, dict) and self.learner.normalizer is not None:
             # Hindsight uses achieved goals as desired goals, so the normaliser must see their scale as well.
             parts.append(self._flat({**observations, "desired_goal": observations["achieved_goal"]}))
         return parts
+
+    def noise(self) -> Array | None:
+        """Return the standard normal noise of the next step, ``[E, action_dim]``; None if the learner draws it."""
+        if self._correlation == 0.0 or self.spec.is_discrete:
+            return None
+        fresh = self.rng.standard_normal(self._drift.shape).astype(np.float32)
+        goes_on = np.array([len(actions) > 0 for actions in self._actions])
+        correlated = goes_on & ((self._episodes + np.arange(self.num_envs)) % 2 == 1)
+        factor = np.where(correlated, self._correlation, 0.0).astype(np.float32)[:, None]
+        self._drift = factor * self._drift + np.sqrt(1.0 - factor * factor) * fresh
+        return self._drift
 
     def send(self, actions: Array | None, progress: float) -> None:
         """Send actions ``[E, action_dim]`` of the policy, with exploration added, to the environments; None: random."""
@@ -139,13 +162,36 @@ class Collector:
             answer = self.envs.step(self.spec.to_env(actions))
         next_observations, rewards, terminated, truncated, infos = answer
         require_finite_step(next_observations, rewards)
+        transition = Transition(observations, actions, rewards, next_observations, terminated, truncated)
+        if self._practice is not None:
+            transition = self._practised(transition)
         for index in range(self.num_envs):
             self._actions[index].append(actions[index])
         self._returns += rewards
         self._observations = next_observations
         done = terminated | truncated
         self.ended = self._finish(done, infos) if done.any() else []
-        return Transition(observations, actions, rewards, next_observations, terminated, truncated)
+        return transition
+
+    def _shown(self, observations: Observation) -> Observation:
+        """Return observations with the goals that are pursued."""
+        if self._practice is None or not isinstance(observations, dict):
+            return observations
+        return self._practice.show(observations)
+
+    def _practised(self, step: Transition) -> Transition:
+        """Return a step as it was for the goals that are pursued."""
+        assert self._practice is not None
+        after = cast(dict[str, Array], step.next_observations)
+        rewards, terminated = self._practice.judge(after, step.rewards, step.terminated)
+        return Transition(
+            self._shown(step.observations),
+            step.actions,
+            rewards,
+            self._shown(after),
+            terminated,
+            step.truncated | (step.terminated & ~terminated),
+        )
 
     def rollout_metrics(self) -> dict[str, float]:
         """Return the mean return, length and success rate of the last 100 finished episodes."""
@@ -158,6 +204,8 @@ class Collector:
         successes = [record.success for record in self.finished if record.success is not None]
         if successes:
             metrics["rollout/success_rate"] = float(np.mean(successes))
+        if self._practice is not None:
+            metrics["rollout/practice_share"] = float(self._practice.active.mean())
         return metrics
 
     def take_saturation(self) -> dict[str, float]:
@@ -179,6 +227,8 @@ class Collector:
             },
             "observations": None if observations is None else self._flat(observations),
             "saturation": list(self._saturation),
+            **({} if self._correlation == 0.0 else {"drift": self._drift.copy()}),
+            **({} if self._practice is None else {"practice": self._practice.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
@@ -200,12 +250,16 @@ class Collector:
             return []
         self._observations = self._replay_open_episodes()
         differs = (self._flat(self._observations) != state["observations"]).any(axis=1)
+        if self._practice is not None:
+            self._practice.load_state_dict(state["practice"])
+        if "drift" in state:
+            self._drift = state["drift"].copy()
         if differs.any():
             self._episodes[differs] += 1
             self._returns[differs] = 0.0
             for index in np.flatnonzero(differs):
                 self._actions[index] = []
-            self._observations = self._reset(differs)
+            self._observations = self._start(differs)
         return [int(index) for index in np.flatnonzero(differs)]
 
     def close(self) -> None:
@@ -214,8 +268,8 @@ class Collector:
 
     def _explore(self, actions: Array, progress: float) -> Array:
         if self._noise > 0 and not self.spec.is_discrete:
-            noise = self.rng.normal(scale=self._noise, size=actions.shape)
-            actions = np.clip(actions + noise, -1.0, 1.0).astype(np.float32)
+            noise = self.rng.standard_normal(actions.shape) if self._correlation == 0.0 else self._drift
+            actions = np.clip(actions + self._noise * noise, -1.0, 1.0).astype(np.float32)
         probability = self._random_prob(progress)
         if probability > 0:
             chosen = self.rng.random(self.num_envs) < probability
@@ -231,8 +285,12 @@ class Collector:
         counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
         saturation = list(self._saturation)
         episodes = [(actions, len(actions)) for actions in self._actions]
+        drift, undo_practice = self._drift, None if self._practice is None else self._practice.undo_point()
 
         def undo() -> None:
+            self._drift = drift
+            if undo_practice is not None:
+                undo_practice()
             self.rng.bit_generator.state = random_state
             self._observations, self._episodes, self._returns, self.finished = counts
             self._saturation = saturation
@@ -254,8 +312,15 @@ class Collector:
         self.finished.extend(records)
         self._episodes[done] += 1
         self._returns[done] = 0.0
-        self._observations = self._reset(done)
+        self._observations = self._start(done)
         return records
+
+    def _start(self, mask: Array) -> Observation:
+        """Start an episode in the environments in ``mask``, and choose what it pursues."""
+        observations = self._reset(mask)
+        if self._practice is not None:
+            self._practice.begin(mask, cast(dict[str, Array], observations)["desired_goal"])
+        return observations
 
     def _reset(self, mask: Array) -> Observation:
         """Reset the environments in ``mask``, each with the seed of its episode; the others' observations stay."""

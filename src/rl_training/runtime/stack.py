@@ -209,7 +209,10 @@ class RunStack:
         nothing = [np.zeros_like(part) for part in next(iter(seen.values()))]
         rows = [seen.get(index, nothing) for index in range(len(self.trainers))]
         inputs = [np.stack(parts) for parts in zip(*rows, strict=True)]  # [runs, E, policy_dim] each
-        return choose(inputs, self.trainers[min(seen)].acts_at_random)
+        noises = {index: _collector(self.trainers[index]).noise() for index in seen}
+        known = [noises.get(index, noises[min(seen)]) for index in range(len(self.trainers))]
+        noise = np.stack(cast(list[Array], known)) if known[0] is not None else None  # [runs, E, action_dim]
+        return choose(inputs, self.trainers[min(seen)].acts_at_random, noise)
 
     def _prepare_updates(self, active: list[int], learners: LearnerStack) -> int:
         """Return how many updates are due. As long as one run has nothing to sample, none is."""

@@ -1,0 +1,118 @@
+"""Counts of achieved and pursued goals, what hindsight makes of them, and practising achieved goals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_training.data.goal_cells import LARGEST_WEIGHT, PLAIN_WEIGHT, GoalCells
+from rl_training.envs import GoalRewards
+from rl_training.envs.builtin import PointReachGoalEnv
+from rl_training.errors import ConfigError
+from rl_training.runtime.practice import Practice
+from test_her_replay_buffer import ExactMatch, Near, make, play
+
+
+def path(*goals: tuple[float, float]) -> np.ndarray:
+    return np.array(goals, np.float32)
+
+
+def test_goals_that_are_pursued_more_often_than_achieved_are_wanted() -> None:
+    cells = GoalCells(2, 1.0)
+    for _ in range(9):
+        cells.add(path((0.5, 0.5), (5.5, 0.5)), path((5.5, 0.5))[0])
+    cells.add(path((0.5, 0.5), (20.5, 0.5)), path((20.5, 0.5))[0])
+    for _ in range(8):
+        cells.add(path((0.5, 0.5)), path((20.5, 0.5))[0])
+    common, rare, start = cells.wanted(path((5.6, 0.6), (20.6, 0.6), (0.6, 0.6)))
+    # 9 of 18 episodes pursued each place; 9 of 10 counted goals were achieved at the first one, 1 at the second. A
+    # pursued goal counts one ninth for each cell around it.
+    assert common == pytest.approx(PLAIN_WEIGHT + 0.9 * (0.5 / 9) / 0.9, rel=1e-4)
+    assert rare == pytest.approx(PLAIN_WEIGHT + 0.9 * (0.5 / 9) / 0.1, rel=1e-4)
+    assert start == pytest.approx(PLAIN_WEIGHT)  # nobody pursued it
+    assert cells.wanted(path((50.0, 50.0)))[0] == pytest.approx(PLAIN_WEIGHT)
+
+
+def test_a_weight_is_bounded() -> None:
+    cells = GoalCells(1, 1.0)
+    cells.add(np.array([[0.5]] + [[9.5]] * 20_000, np.float32), np.array([3.5], np.float32))
+    cells.add(np.array([[0.5], [3.5]], np.float32), np.array([3.5], np.float32))
+    assert cells.wanted(np.array([[3.5]], np.float32))[0] == LARGEST_WEIGHT
+
+
+def test_the_nearest_achieved_goal_stands_in_for_one_that_was_never_achieved() -> None:
+    cells = GoalCells(2, 1.0)
+    assert cells.nearest(path((7.0, 7.0))[0]) is None  # nothing was achieved yet
+    cells.add(path((0.5, 0.5), (1.5, 2.5), (3.5, 3.5)), path((9.0, 9.0))[0])
+    assert cells.nearest(path((3.9, 3.9))[0]) is None  # its cell was reached
+    assert cells.nearest(path((3.5, 4.2))[0]) is None  # within the tolerance of one that was
+    np.testing.assert_array_equal(cells.nearest(path((3.5, 9.0))[0]), (3.5, 3.5))
+    np.testing.assert_array_equal(cells.nearest(path((0.0, 5.0))[0]), (1.5, 2.5))
+
+
+def test_the_state_is_complete() -> None:
+    rng = np.random.default_rng(0)
+    cells, copy = GoalCells(3, 0.5), GoalCells(3, 0.5)
+    for _ in range(30):
+        cells.add(rng.normal(size=(12, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32))
+    copy.load_state_dict(cells.state_dict())
+    goals = rng.normal(size=(50, 3)).astype(np.float32)
+    for part in (cells, copy):
+        part.add(goals[:10], goals[0])
+    np.testing.assert_array_equal(cells.wanted(goals), copy.wanted(goals))
+    assert len(cells) == len(copy) > 256
+
+
+def test_hindsight_prefers_goals_that_are_pursued() -> None:
+    def share(priority: str) -> float:
+        buffer = make(goals=Near(), goal_priority=priority, practice_goals=True, her_ratio=1.0)
+        play(buffer, [10] * 8)
+        assert buffer.cells is not None
+        for _ in range(20):  # a goal of episode 3
+            buffer.cells.add(np.full((2, 2), 50.0, np.float32), np.array([3.0, 9.0], np.float32))
+        goals = buffer.sample(4000).observations[:, 2:]
+        return float(((goals[:, 0] == 3) & (goals[:, 1] == 9)).float().mean())
+
+    assert share("uniform") < 0.05
+    assert share("pursued") > 0.2
+
+
+def test_a_task_without_a_tolerance_needs_a_scale() -> None:
+    with pytest.raises(ConfigError, match="practice_goals: the environment has no distance_threshold"):
+        make(goals=ExactMatch(), practice_goals=True)
+    assert make(goals=ExactMatch(), practice_goals=True, motion_scale=2.0).cells is not None
+
+
+@pytest.fixture
+def practice() -> Practice:
+    cells = GoalCells(2, 0.05)
+    cells.add(path((0.0, 0.0), (0.1, 0.1), (0.2, 0.2)), path((0.9, 0.9))[0])
+    return Practice(cells, GoalRewards(PointReachGoalEnv()), num_envs=3)
+
+
+def observations(desired: np.ndarray, achieved: np.ndarray) -> dict[str, Any]:
+    return {"observation": np.zeros((3, 4)), "desired_goal": desired, "achieved_goal": achieved}
+
+
+def test_practised_episodes_show_another_goal_and_are_judged_by_it(practice: Practice) -> None:
+    desired = path((0.9, 0.9), (0.1, 0.1), (0.8, 0.8))
+    practice.begin(np.array([True, True, False]), desired)
+    assert practice.active.tolist() == [True, False, False]
+    shown = practice.show(observations(desired, np.zeros((3, 2))))
+    np.testing.assert_allclose(shown["desired_goal"], path((0.2, 0.2), (0.1, 0.1), (0.8, 0.8)))
+    after = observations(desired, path((0.21, 0.21), (0.1, 0.1), (0.8, 0.8)))
+    rewards, terminated = practice.judge(after, np.array([-1.0, 7.0, 8.0]), np.array([True, True, False]))
+    assert rewards.tolist() == [0.0, 7.0, 8.0]  # the first met the goal it pursued
+    assert terminated.tolist() == [False, True, False]
+
+
+def test_practice_can_be_undone_and_restored(practice: Practice) -> None:
+    undo, before = practice.undo_point(), practice.state_dict()
+    practice.begin(np.ones(3, bool), path((0.9, 0.9), (0.9, 0.9), (0.9, 0.9)))
+    changed = practice.state_dict()
+    undo()
+    np.testing.assert_array_equal(practice.active, before["active"])
+    practice.load_state_dict(changed)
+    assert practice.active.all()
