@@ -1,6 +1,7 @@
 """What the presets reach: success or return after training, over seeds, as JSON and as a table.
 
     python benchmarks/learning.py --suite point_reach --seeds 100-104 --workers 2
+    python benchmarks/learning.py --suite goals --seeds 700-704 --runs goal_runs --device cuda
 
 Each run trains a preset with one torch thread and plays 100 episodes (20 where the task has no success) with the last
 checkpoint, not the best one, so that nothing is selected by the score that is reported.
@@ -16,6 +17,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from goals import CPU_TASKS, TASKS, read_run, table, train_task
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "disabled")
@@ -75,13 +78,21 @@ def train_and_evaluate(preset: str, overrides: list[str], seed: int) -> dict[str
 def main() -> None:
     """Run the suites that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--suite", nargs="+", choices=[*SUITES, "goals", "goals-cpu"], default=list(SUITES))
     parser.add_argument("--seeds", default="100-104", help="a range such as 100-104")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--set", nargs="*", default=[], help="further key=value overrides, for trying things out")
     parser.add_argument("--output", type=Path, help="write the results here as JSON")
+    parser.add_argument("--runs", type=Path, default=Path("goal_runs"), help="where the runs of the goals suites are")
+    parser.add_argument("--device", default="cuda", help="of the suite goals")
     arguments = parser.parse_args()
     first, last = (int(part) for part in arguments.seeds.split("-"))
+    for suite, tasks, device in (("goals", TASKS, arguments.device), ("goals-cpu", CPU_TASKS, "cpu")):
+        if suite in arguments.suite:
+            for task in tasks:
+                train_task(task, list(range(first, last + 1)), arguments.runs, device, arguments.set)
+            print("\n".join(table([read_run(path.parent) for path in sorted(arguments.runs.rglob("metrics.csv"))])))
+            arguments.suite.remove(suite)
     jobs = [
         (preset, [*overrides, *arguments.set], seed)
         for suite in arguments.suite

@@ -81,7 +81,9 @@ def convert(
     kind: KindOption = None,
     target_kind: Annotated[
         str | None,
-        typer.Option(help=f"The format of TARGET, if its name does not tell it: {_WRITTEN}.", metavar="KIND"),
+        typer.Option(
+            "--target-kind", help=f"The format of TARGET, if its name does not tell it: {_WRITTEN}.", metavar="KIND"
+        ),
     ] = None,
     rename: RenameOption = None,
     quiet: QuietOption = False,
@@ -119,7 +121,9 @@ def collect(
     policy: Annotated[
         str,
         typer.Option(
-            help="A run or checkpoint, random, scripted, or a function of your own: module:function.", metavar="POLICY"
+            "--policy",
+            help="A run or checkpoint, random, scripted, or a function of your own: module:function.",
+            metavar="POLICY",
         ),
     ],
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.", metavar="N")],

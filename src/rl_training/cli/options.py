@@ -17,7 +17,7 @@ SetOption = Annotated[
 TrustOption = Annotated[
     bool, typer.Option("--trust", help="Import the module that the run's env_id names, though the run is not yours.")
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or auto.", metavar="DEVICE")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:N or auto.", metavar="DEVICE")]
 PolicyArgument = Annotated[
     Path,
     typer.Argument(

@@ -48,7 +48,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of the run.", metavar="N")] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Several runs: 0-4 or 0,3,7; together on CUDA, else one after another.", metavar="SEEDS"),
+        typer.Option(
+            "--seeds", help="Several runs: 0-4 or 0,3,7; together on CUDA, else one after another.", metavar="SEEDS"
+        ),
     ] = None,
     stack: Annotated[
         bool | None,

@@ -191,7 +191,8 @@ class HindsightSampler(DeviceSampler):
         places, steps, goals = draws[:-1].view(3, CANDIDATES, size)  # [candidates, B] each
         part = torch.arange(CANDIDATES, dtype=torch.float64, device=device)[:, None]
         positions = coefficients[0] + (part * coefficients[4] + number + places) * coefficients[2] / CANDIDATES
-        found = torch.searchsorted(self.sums[0], positions.reshape(-1)).view(CANDIDATES, size)
+        both = positions.reshape(1, -1).expand(2, -1).contiguous()  # one row of the sums alone would have to be copied
+        found = torch.searchsorted(self.sums, both)[0].view(CANDIDATES, size)
         found = torch.minimum(found, self.last)  # [candidates, B]
         start, length = self.table[found].unbind(-1)  # [candidates, B] each
         step = (steps * length).long()

@@ -22,7 +22,7 @@ LARGEST_WEIGHT = 100.0
 PLAIN_WEIGHT = 0.1
 """The part of every weight that does not depend on the counts."""
 
-RESTING_WEIGHT = 0.005
+RESTING_WEIGHT = 1e-6
 """The factor of a goal that is no further than the tolerance from where its episode started."""
 
 _FACTORS = np.array([73_856_093, 19_349_663, 83_492_791, 49_979_687, 86_028_121, 67_867_967, 32_452_843], np.int64)

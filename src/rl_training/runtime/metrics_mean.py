@@ -19,6 +19,7 @@ class MetricsMean:
         """The latest value of each metric."""
         self._sums: Metrics = {}
         self._counts: dict[str, int] = {}
+        self._loaded = False  # whether the sums come from a checkpoint, and may be on another device
 
     def add(self, metrics: Metrics) -> None:
         """Add the metrics of one update."""
@@ -27,6 +28,9 @@ class MetricsMean:
         for name in new:  # a copy: a recorded update writes its metrics into the same tensors each time
             self._sums[name], self._counts[name] = metrics[name].clone(), 1
         names = [name for name in metrics if name not in new]
+        if self._loaded and names:
+            self._sums.update({name: self._sums[name].to(metrics[name].device) for name in names})
+            self._loaded = False
         if names:
             torch._foreach_add_([self._sums[name] for name in names], [metrics[name] for name in names])
         for name in names:
@@ -55,5 +59,5 @@ class MetricsMean:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned; version 0.1 stored only the last values."""
         sums: dict[str, Tensor] = dict(state["train_metrics"])
-        self.last, self._sums = dict(sums), sums
+        self.last, self._sums, self._loaded = dict(sums), sums, True
         self._counts = dict(state.get("train_metric_counts", dict.fromkeys(sums, 1)))
