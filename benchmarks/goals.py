@@ -82,7 +82,7 @@ def table(runs: list[dict[str, Any]]) -> list[str]:
     from rl_training.experiment.report.statistics import bootstrap_interval, interquartile_mean
 
     lines = [
-        "| task | steps | success of each seed | interquartile mean (95%) | worst | steps to 0.90 | time of all seeds |",
+        "| task | steps | success of each seed | interquartile mean (95%) | worst | steps to 0.90 | time |",
         "|---|---|---|---|---|---|---|",
     ]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -209,3 +209,17 @@ def test_an_evaluation_that_is_cut_off_is_repeated_for_the_runs_after_it_too(
             for result in (one, other)
         )
         assert ours == theirs
+
+
+def test_the_runs_are_evaluated_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("start", "run"):
+        function = getattr(EvaluationProcess, name)
+
+        def watched(self: Any, *inputs: Any, name: str = name, function: Any = function) -> Any:
+            calls.append(name)
+            return function(self, *inputs)
+
+        monkeypatch.setattr(EvaluationProcess, name, watched)
+    train_stack(configs(tmp_path, total_timesteps=60))
+    assert calls == ["start"] * 3 + ["run"] * 3
