@@ -23,6 +23,7 @@ from rl_training.experiment.preset_time import Duration, measure_duration
 from test_cli import Run, run  # noqa: F401 (a fixture)
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+UNMEASURED = {"her/fetch_push_cpu", "her/fetch_slide", "her/hand_reach", "her/point_maze"}
 
 
 class TestPresets:
@@ -30,6 +31,9 @@ class TestPresets:
     def test_every_preset_says_what_it_is_for_and_what_to_expect(self, name: str) -> None:
         preset = read_preset(name)
         assert re.fullmatch(r"[A-Z].{20,110}\.", preset.purpose)
+        if name in UNMEASURED:
+            assert preset.expect == "not measured yet"
+            return
         assert re.fullmatch(r"(success rate|return) -?[\d.,]+ \((1 seed|\d seeds, worst -?[\d.,]+)\)", preset.expect)
 
     def test_expected_scores_are_the_measured_ones(self) -> None:
@@ -41,6 +45,9 @@ class TestPresets:
                     kind = "success rate" if "eval/success_rate" in row else "return"
                     score = row["eval/success_rate" if kind == "success rate" else "eval/mean_reward"]
                     measured.setdefault(row["preset"], []).append((kind, score))
+        for row in json.loads((RESULTS / "goals.json").read_text()):
+            preset = {"FetchPush-v4": "her/fetch_push", "FetchPickAndPlace-v4": "her/fetch_pick_and_place"}[row["task"]]
+            measured.setdefault(preset, []).append(("success rate", row["curve"][-1][1]))
         assert len(measured) > 20
         for name, rows in measured.items():
             kind, scores = rows[0][0], [score for _, score in rows]
