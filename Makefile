@@ -8,6 +8,8 @@ PIP_INSTALL = $(BIN)/pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),
 # One thread each: networks this small only get slower when processes share cores.
 export OMP_NUM_THREADS ?= 1
 export MUJOCO_GL ?= disabled
+# The tests start many processes: compiled files spare each of them from compiling the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-python mutants coverage check format docs bench dist clean
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 
 from rl_training.config import TrainConfig, parse_config
 from rl_training.runtime.callbacks import Callback
+from warm_process import WarmProcess, WarmPython
 
 torch.set_num_threads(1)
 
@@ -39,54 +39,54 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.fixture
-def command_group():
-    """Return a function that starts the command line in a process group of its own, which is gone after the test."""
-    started: list[subprocess.Popen[str]] = []
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Start Python programs as ``python`` does, without the two seconds that importing torch takes each time."""
+    python = WarmPython()
+    yield python
+    python.close()
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rl_training", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+
+@pytest.fixture
+def command_group(warm_python: WarmPython) -> Iterator[Callable[..., WarmProcess]]:
+    """Return a function that starts the command line in a process group of its own, which is gone after the test."""
+    started: list[WarmProcess] = []
+
+    def start(*arguments: object) -> WarmProcess:
+        started.append(warm_python.start("-m", "rl_training", *arguments))
+        return started[-1]
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.close()
+
+
+def make_tiny_config(folder: Path, algo: str = "her", env_id: str | None = None, **changes: Any) -> TrainConfig:
+    """Return a configuration small enough to train in a second, with its runs below ``folder``."""
+    algo_kwargs = {
+        "hidden_sizes": [16, 16],
+        "batch_size": 16,
+        "buffer_capacity": 2000,
+        "learning_starts": 100,
+        "eval_interval": 150,
+        "checkpoint_interval": 100,
+        "log_interval": 50,
+        **changes.pop("algo_kwargs", {}),
+    }
+    default_env = {"her": "rl_training/PointGoal1D-v0", "dqn": "CartPole-v1"}.get(algo, "Pendulum-v1")
+    values = {
+        "algo": algo,
+        "env_id": env_id or default_env,
+        "total_timesteps": 300,
+        "eval_episodes": 2,
+        "output_dir": str(folder / "runs"),
+        "algo_kwargs": algo_kwargs,
+        **changes,
+    }
+    return parse_config(values)
 
 
 @pytest.fixture
-def tiny_config(tmp_path: Path):
-    """Return a function that makes a configuration small enough to train in a second."""
-
-    def make(algo: str = "her", env_id: str | None = None, **changes: Any) -> TrainConfig:
-        algo_kwargs = {
-            "hidden_sizes": [16, 16],
-            "batch_size": 16,
-            "buffer_capacity": 2000,
-            "learning_starts": 100,
-            "eval_interval": 150,
-            "checkpoint_interval": 100,
-            "log_interval": 50,
-            **changes.pop("algo_kwargs", {}),
-        }
-        default_env = {"her": "rl_training/PointGoal1D-v0", "dqn": "CartPole-v1"}.get(algo, "Pendulum-v1")
-        values = {
-            "algo": algo,
-            "env_id": env_id or default_env,
-            "total_timesteps": 300,
-            "eval_episodes": 2,
-            "output_dir": str(tmp_path / "runs"),
-            "algo_kwargs": algo_kwargs,
-            **changes,
-        }
-        return parse_config(values)
-
-    return make
+def tiny_config(tmp_path: Path) -> Callable[..., TrainConfig]:
+    """Return ``make_tiny_config`` for the folder of the test."""
+    return functools.partial(make_tiny_config, tmp_path)

@@ -150,7 +150,7 @@ class TestContract:
         batch = random_batch(spec)
         name = "train/actor_loss" if learner_type is BC else "train/critic_loss"
         first = learner.update(batch)[name]
-        for _ in range(400):
+        for _ in range(400 if learner_type is BC else 100):
             last = learner.update(batch)[name]
         assert last < first - 0.3 * first.abs()
 

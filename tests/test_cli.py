@@ -30,6 +30,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.settings import group_types, parse_run
+from warm_process import WarmProcess, WarmPython
 
 POINT = "rl_training/PointGoal1D-v0"
 ANSWER_KEYS = {"run_dir", "status", "stop_reason", "global_step", "update_count", "metrics"}
@@ -873,13 +874,9 @@ class TestInformation:
 class TestProcess:
     """What only a process of its own shows: the real exit status, and that nothing else reaches stdout."""
 
-    @staticmethod
-    def execute(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "rl_training", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-    def test_success(self, tmp_path: Path) -> None:
-        process = self.execute("train", "her/point_goal", *tiny(), "--output-dir", tmp_path, "--json")
+    def test_success(self, tmp_path: Path, warm_python: WarmPython) -> None:
+        command = ("train", "her/point_goal", *tiny(), "--output-dir", tmp_path, "--json")
+        process = warm_python.run("-m", "rl_training", *command)
         assert process.returncode == 0
         assert set(json.loads(process.stdout)) == ANSWER_KEYS
 
@@ -892,22 +889,25 @@ class TestProcess:
         assert "torch" in imported
         assert imported.isdisjoint({"torch._dynamo", "tensorboard", "matplotlib", "pandas"})
 
-    def test_a_mistake(self, tmp_path: Path) -> None:
-        process = self.execute("train", "her/point_reech", "--output-dir", tmp_path)
+    def test_a_mistake(self, tmp_path: Path, warm_python: WarmPython) -> None:
+        process = warm_python.run("-m", "rl_training", "train", "her/point_reech", "--output-dir", tmp_path)
         assert process.returncode == 2
         assert process.stdout == ""
         assert process.stderr.startswith("error: no preset or file 'her/point_reech'")
         assert len(process.stderr.splitlines()) == 1
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.skipif(shutil.which("head") is None, reason="needs head")
-    def test_a_reader_that_has_seen_enough_is_no_traceback(self, trained: Path, tmp_path: Path) -> None:
+    def test_a_reader_that_has_seen_enough_is_no_traceback(
+        self, trained: Path, tmp_path: Path, command_group: Callable[..., WarmProcess]
+    ) -> None:
+        """As with ``| head -n 1``."""
         file = tmp_path / "many.jsonl"
         file.write_text("[0, 0, 0]\n" * 3000)
-        command = f"{sys.executable} -m rl_training predict '{trained}' --obs '{file}' | head -n 1"
-        process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
-        assert "action" in process.stdout
-        assert "Traceback" not in process.stderr
+        process = command_group("predict", trained, "--obs", file)
+        assert "action" in process.stdout.readline()
+        process.stdout.close()
+        _, err = process.communicate()
+        assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from test_cli import tiny
+from warm_process import Done, WarmPython
 
 TASK = """
 import gymnasium as gym, pathlib
@@ -22,8 +23,8 @@ gym.register("Mine-v0", entry_point="rl_training.envs.builtin:PointGoal1DEnv")
 class Folder:
     """A current folder with a task of one's own, and a home."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, python: WarmPython) -> None:
+        self.path, self.python = path, python
         path.mkdir(parents=True)
         (path / "my_task.py").write_text(TASK)
         self.environment = {
@@ -32,12 +33,9 @@ class Folder:
             "XDG_CONFIG_HOME": str(path / "config"),
         }
 
-    def check_run(
-        self, *arguments: object, code: int = 0, imported: bool | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def check_run(self, *arguments: object, code: int = 0, imported: bool | None = None) -> Done:
         (self.path / "imported").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "rl_training", *map(str, arguments)]
-        done = subprocess.run(command, cwd=self.path, env=self.environment, capture_output=True, text=True)
+        done = self.python.run("-m", "rl_training", *arguments, cwd=self.path, env=self.environment)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         if imported is not None:
@@ -53,8 +51,8 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, Path]:
-    folder = Folder(tmp_path_factory.mktemp("mine") / "here")
+def mine(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> tuple[Folder, Path]:
+    folder = Folder(tmp_path_factory.mktemp("mine") / "here", warm_python)
     return folder, folder.train()
 
 
@@ -66,10 +64,14 @@ COMMANDS = {
 }
 
 
+@pytest.fixture
+def me(tmp_path: Path, warm_python: WarmPython) -> Folder:
+    return Folder(tmp_path / "me", warm_python)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_strangers_run_imports_nothing_without_consent(mine, tmp_path, command) -> None:
+def test_a_strangers_run_imports_nothing_without_consent(mine, me, command) -> None:
     _, theirs = mine
-    me = Folder(tmp_path / "me")
     run_dir = shutil.copytree(theirs, me.path / "received")
     arguments = [run_dir if part == "RUN" else part for part in COMMANDS[command]]
     err = me.check_run(*arguments, code=2, imported=False).stderr
@@ -91,7 +93,7 @@ def test_a_copy_of_ones_own_run_is_not_trusted(mine) -> None:
     folder.check_run("evaluate", copy, "--episodes", 1, code=2, imported=False)
 
 
-def test_an_edited_module_is_not_trusted(mine, tmp_path) -> None:
+def test_an_edited_module_is_not_trusted(mine) -> None:
     folder, run_dir = mine
     (folder.path / "other_task.py").write_text(TASK)
     text = (run_dir / "config.yaml").read_text()
@@ -102,35 +104,36 @@ def test_an_edited_module_is_not_trusted(mine, tmp_path) -> None:
         (run_dir / "config.yaml").write_text(text)
 
 
-def test_a_list_of_modules_is_consent(mine, tmp_path) -> None:
+def test_a_list_of_modules_is_consent(mine, me) -> None:
     _, theirs = mine
-    me = Folder(tmp_path / "me")
     (me.path / "config" / "rl_training").mkdir(parents=True)
     (me.path / "config" / "rl_training" / "trusted.txt").write_text("numpy\nmy_task\n")
     me.check_run("evaluate", theirs, "--episodes", 1, imported=True)
 
 
-def test_report_and_predict_never_import(mine, tmp_path) -> None:
+def test_report_and_predict_never_import(mine, me) -> None:
     _, theirs = mine
-    me = Folder(tmp_path / "me")
     me.check_run("report", theirs, "-o", "page.html", imported=False)
     (me.path / "obs.jsonl").write_text("")
     me.check_run("predict", theirs, "--obs", "obs.jsonl", imported=False)
 
 
-def test_a_home_that_cannot_be_written_does_not_matter(tmp_path) -> None:
-    folder = Folder(tmp_path / "me")
-    folder.environment["XDG_STATE_HOME"] = "/dev/null/state"
-    folder.check_run("evaluate", folder.train(), "--episodes", 1, code=2, imported=False)
+def test_a_home_that_cannot_be_written_does_not_matter(me) -> None:
+    me.environment["XDG_STATE_HOME"] = "/dev/null/state"
+    me.check_run("evaluate", me.train(), "--episodes", 1, code=2, imported=False)
 
 
-@pytest.mark.parametrize("name", ["gymnasium", "torch", "yaml", "typer", "numpy", "signal", "json"])
-def test_modules_of_the_current_folder_do_not_replace_installed_ones(tmp_path, name) -> None:
-    folder = Folder(tmp_path / "me")
-    (folder.path / f"{name}.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
-    for command in (("doctor",), ("presets",), ("check-env", "my_task:Mine-v0")):
-        (folder.path / "my_task.py").write_text(TASK.replace('pathlib.Path("imported").touch()', ""))
-        folder.check_run(*command, imported=False)
+@pytest.mark.parametrize("command", [("doctor",), ("presets",), ("check-env", "my_task:Mine-v0")], ids=lambda c: c[0])
+def test_modules_of_the_current_folder_do_not_replace_installed_ones(tmp_path, command) -> None:
+    """Each command runs in a new interpreter, which has imported none of these modules yet."""
+    (tmp_path / "my_task.py").write_text(TASK)
+    for name in ("gymnasium", "torch", "yaml", "typer", "numpy", "signal", "json"):
+        (tmp_path / f"{name}.py").write_text(f"import pathlib\npathlib.Path('imported-{name}').touch()\n")
+    program = [sys.executable, "-m", "rl_training", *command]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert list(tmp_path.glob("imported-*")) == []
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_current_folder_is_on_the_path_only_for_the_module(tmp_path, monkeypatch) -> None:
@@ -149,8 +152,7 @@ def test_the_current_folder_is_on_the_path_only_for_the_module(tmp_path, monkeyp
     assert [*before, str(tmp_path)] == sys.modules["passing_by"].PATH  # after all others
 
 
-def test_a_module_that_is_missing_its_registration_is_named(tmp_path) -> None:
-    folder = Folder(tmp_path / "me")
-    err = folder.check_run("check-env", "my_task:Qxz-v7", code=2).stderr
+def test_a_module_that_is_missing_its_registration_is_named(me) -> None:
+    err = me.check_run("check-env", "my_task:Qxz-v7", code=2).stderr
     assert "no such environment; the module 'my_task' does not register it" in err
-    assert "for your own environment write module:Name" in folder.check_run("check-env", "Qxzzz", code=2).stderr
+    assert "for your own environment write module:Name" in me.check_run("check-env", "Qxzzz", code=2).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import warnings
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import make_tiny_config
 from rl_training.errors import CheckpointError
 from rl_training.runtime.checkpoint_files import read_checkpoint, read_manifest
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint, resolve_checkpoint
@@ -52,11 +54,18 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A finished run of three checkpoints, to be read and never written to."""
+    options = {"keep_checkpoints": 3, "eval_interval": None}
+    return train(make_tiny_config(tmp_path_factory.mktemp("original"), "ddpg", algo_kwargs=options))
+
+
 @pytest.fixture
-def finished(tiny_config):
-    """A finished run of three checkpoints and one of its twin, to compare with."""
-    config = tiny_config("ddpg", algo_kwargs={"keep_checkpoints": 3, "eval_interval": None})
-    return train(config)
+def finished(original, tmp_path):
+    """A copy of the finished run that a test may damage."""
+    run_dir = Path(shutil.copytree(original.run_dir, tmp_path / "runs" / original.run_dir.name))
+    return dataclasses.replace(original, run_dir=run_dir)
 
 
 def same_weights(a: Path, b: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,15 +34,15 @@ def fail_from(monkeypatch: pytest.MonkeyPatch, module: object, name: str, call: 
     monkeypatch.setattr(module, name, failing)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (checkpoint_files, "_write"),
-        (checkpoint_files, "sync_folder"),
-        (checkpoint_files.os, "rename"),
-        (checkpoint_files.os, "replace"),
-        (checkpointing.shutil, "rmtree"),
+    ("module", "name", "code"),
+    [  # every function, and every error: the package treats all errors of the operating system alike
+        (checkpoint_files, "_write", errno.ENOSPC),
+        (checkpoint_files, "_write", errno.EROFS),
+        (checkpoint_files, "sync_folder", errno.EIO),
+        (checkpoint_files.os, "rename", errno.ENOSPC),
+        (checkpoint_files.os, "replace", errno.EIO),
+        (checkpointing.shutil, "rmtree", errno.EROFS),
     ],
 )
 def test_whatever_fails_earlier_checkpoints_are_intact(tiny_config, monkeypatch, module, name, code):
@@ -92,18 +91,13 @@ def test_the_command_line_says_it_in_one_line_and_exits_with_2(tiny_config, tmp_
 
 
 @pytest.mark.slow
-def test_a_real_limit_of_the_operating_system(tiny_config, tmp_path):
+def test_a_real_limit_of_the_operating_system(tiny_config, tmp_path, warm_python):
     """No file may grow beyond 20 kB, so that the weights, which are larger, cannot be written."""
     file = tmp_path / "run.yaml"
     file.write_text(tiny_config("ddpg", algo_kwargs={"hidden_sizes": [64, 64]}).to_yaml())
-    answer = subprocess.run(
-        [sys.executable, "-m", "rl_training", "train", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-    )
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+    code += "from rl_training.__main__ import main; main()"
+    answer = warm_python.run("-c", code, "train", file)
     assert answer.returncode == 2, answer.stderr
     assert "Traceback" not in answer.stderr
     assert "checkpoint not written" in answer.stderr

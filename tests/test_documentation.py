@@ -1,10 +1,10 @@
 """The documentation is true: its commands and snippets run, its tables and links are up to date.
 
 Commands run in this process, through the same entry point as ``rl-training``, because importing torch once for each of
-them would take most of the time. Steps, warm-up, batch size and evaluation episodes are cut; the rest of a command or
-snippet is run as it is written. The data that pages call ``logged.npz``, and the Adroit hand's, is made up here; a
-configuration whose data is not there is read, not trained. ``text`` blocks, which show output, are not compared with
-anything.
+them would take most of the time. Steps, warm-up, networks, batch size and evaluation episodes are cut; the rest of a
+command or snippet is run as it is written. The data that pages call ``logged.npz``, and the Adroit hand's, is made up
+here; a configuration whose data is not there is read, not trained. ``text`` blocks, which show output, are not compared
+with anything.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 TINY = ["total_timesteps=120", "eval_episodes=1", "algo_kwargs.batch_size=32", "algo_kwargs.dataset_size=400"]
+TINY += ["algo_kwargs.hidden_sizes=[32, 32]"]
 TINY_ONLINE = [*TINY, "algo_kwargs.learning_starts=100"]
 RUNS = {"docs/offline.md": "logged.yaml", "docs/start.md": "her/point_goal", "docs/environments.md": "lift.yaml"}
 """What ``RUN`` is a run of, where it is not her/point_reach."""

@@ -15,8 +15,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from rl_training.runtime import run as runs
 from rl_training.runtime.checkpoint_files import sealed
 from rl_training.runtime.checkpointing import CheckpointStore, resolve_checkpoint
 from rl_training.runtime.settings import read_config
+from warm_process import WarmPython
 
 COUNT = int(os.environ.get("RL_TRAINING_FUZZ", "0"))
 FIRST = int(os.environ.get("RL_TRAINING_FUZZ_SEED", "0"))
@@ -349,20 +348,20 @@ finally:
 """
 
 
-def command_line(*arguments: str, stdin: bytes = b"") -> tuple[int, str, int]:
+def command_line(python: WarmPython, *arguments: str, stdin: bytes = b"") -> tuple[int, str, int]:
     """Run a command in a process of its own and return its exit code, its errors and its peak memory in bytes."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURED, *arguments], input=stdin, capture_output=True, timeout=60, check=False
-    )
-    errors, _, peak = done.stderr.decode(errors="replace").rpartition("peak ")
+    done = python.run("-c", _MEASURED, *arguments, stdin=stdin)
+    errors, _, peak = done.stderr.rpartition("peak ")
     return done.returncode, errors, int(peak) * 1024
 
 
 @pytest.mark.slow
-def test_the_command_line_answers_damage_in_a_line_or_two(run_dir: Path, sandbox: Path) -> None:
+def test_the_command_line_answers_damage_in_a_line_or_two(
+    run_dir: Path, sandbox: Path, warm_python: WarmPython
+) -> None:
     """A sample of all the above, each in a process: no traceback, exit code 0 or 2, and memory within bounds."""
     rng = np.random.default_rng(FIRST)
-    usual = command_line("--version")[2]
+    usual = command_line(warm_python, "--version")[2]
     config = config_path("bc/pendulum").read_bytes()
     file = sandbox / "data.npz"
     write_arrays("npz", transitions(rng), file)
@@ -380,7 +379,7 @@ def test_the_command_line_answers_damage_in_a_line_or_two(run_dir: Path, sandbox
             (("evaluate", str(checkpoint), "--episodes", "1"), b""),
             (("predict", str(run_dir), "--obs", "-"), mutate_bytes(b"[0.1, 0.2, 0.3]\n", rng)),
         ):
-            code, errors, peak = command_line(*arguments, stdin=stdin)
+            code, errors, peak = command_line(warm_python, *arguments, stdin=stdin)
             assert code in (0, 2), (arguments, errors)
             assert "Traceback" not in errors
             assert bool(errors.startswith("error: ")) == (code == 2), errors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import resource
 import subprocess
 import sys
 import warnings
@@ -23,6 +22,7 @@ from rl_training.data.formats import hostile_files
 from rl_training.data.formats.hostile_files import cgroup_memory
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError, shown
+from warm_process import WarmPython
 
 SECONDS, BYTES = 2.0, 1e9
 ROWS = 9
@@ -86,7 +86,7 @@ def old_format_with_a_call(path: Path) -> None:
 
 def compressed_pickle(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/data.pkl", pickle.dumps(bytes(10**8), 2))
+        archive.writestr("a/data.pkl", pickle.dumps(bytes(10**7), 2))
         archive.writestr("a/version", "3")
 
 
@@ -107,7 +107,7 @@ def many_members(path: Path) -> None:
 
 def bzip_npz(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
-        archive.writestr("observations.npy", bytes(10**8))
+        archive.writestr("observations.npy", bytes(10**7))
 
 
 def h5(path: Path) -> Any:
@@ -192,8 +192,9 @@ def packed_parquet(path: Path) -> None:
 
 def wide_parquet(path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
-    row = pa.ListArray.from_arrays(np.arange(0, 10**8 + 1, 10**4, np.int32), np.zeros(10**8, np.int8))
-    table = {"observation.state": row, "action": np.zeros(10**4), "next.reward": np.zeros(10**4)}
+    count = 3 * 10**7
+    row = pa.ListArray.from_arrays(np.arange(0, count + 1, 10**4, np.int32), np.zeros(count, np.int8))
+    table = {"observation.state": row, "action": np.zeros(len(row)), "next.reward": np.zeros(len(row))}
     pytest.importorskip("pyarrow.parquet").write_table(pa.table(table), path)
 
 
@@ -303,7 +304,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "external.hdf5": (external_link, "rewards is a link to another place or file; refused"),
     "packed.hdf5": (packed_hdf5, "unpacks to 114.4 MiB"),
     "packed.parquet": (packed_parquet, "unpacks to 152.6 MiB"),
-    "wide.parquet": (wide_parquet, "unpacks to 381.5 MiB"),
+    "wide.parquet": (wide_parquet, "unpacks to 114.5 MiB"),
     "page.parquet": (large_parquet_page, "unpacks to 152.7 MiB"),
     "line.csv": (long_csv_line, "a line has more than 1,048,576 characters"),
     "columns.csv": (many_csv_columns, "the header has more than 10,000 parts"),
@@ -464,24 +465,25 @@ def test_a_load_that_takes_more_than_half_of_the_memory_is_announced(
 # Full disks
 
 
-_CONVERT = "import sys; from rl_training.cli import main; sys.argv[:1] = ['rl-training', 'data', 'convert']; main()"
+_CONVERT = """
+import resource, sys
+from rl_training.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.argv[:1] = ["rl-training", "data", "convert"]
+main()
+"""
 
 
 @pytest.mark.parametrize("kind", ["npz", "pt", "hdf5", "parquet", "csv"])
-def test_a_write_that_fails_ends_with_a_message_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_write_that_fails_ends_with_a_message_and_leaves_nothing(
+    kind: str, tmp_path: Path, warm_python: WarmPython
+) -> None:
     """No file may grow beyond 20 kB, as on a disk that is full in the middle of the write."""
     pytest.importorskip({"hdf5": "h5py", "parquet": "pyarrow"}.get(kind, "numpy"))
     numbers = np.random.default_rng(0).normal(size=(5000, 3))
     ends = np.arange(5000) == 4999
     np.savez(tmp_path / "source.npz", observations=numbers, actions=numbers, rewards=numbers[:, 0], terminals=ends)
-    done = subprocess.run(
-        [sys.executable, "-c", _CONVERT, str(tmp_path / "source.npz"), str(tmp_path / f"target.{kind}")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-    )
+    done = warm_python.run("-c", _CONVERT, tmp_path / "source.npz", tmp_path / f"target.{kind}")
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ")
     assert "cannot be written: File too large" in done.stderr

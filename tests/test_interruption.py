@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from rl_training.runtime.checkpoint_files import read_manifest
 from rl_training.runtime.checkpointing import resolve_checkpoint
 from rl_training.runtime.collector import Collector
 from rl_training.tools.comparison import full_state, state_differences
-from test_cli import Answer, Run, run, tiny, train
+from test_cli import Answer, Run, run, tiny, train, trained
+from warm_process import WarmProcess, WarmPython
 
 pytestmark = pytest.mark.slow
 
+MAIN = "from rl_training.__main__ import main; main()"
 OFFLINE = [
     "total_timesteps=120",
     "eval_episodes=2",
@@ -62,7 +65,7 @@ MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
 }
 
 
-def check_exactness(broken: Answer, whole: Answer, run: Run) -> None:
+def check_exactness(broken: Answer, whole: Path, run: Run) -> None:
     """Check that a run was stopped with a checkpoint of its last step, and ends like one that was not."""
     assert broken.code == 3, broken
     result = broken.json
@@ -70,26 +73,26 @@ def check_exactness(broken: Answer, whole: Answer, run: Run) -> None:
     run_dir = Path(result["run_dir"])
     manifest = read_manifest(resolve_checkpoint(run_dir / "checkpoints"))
     assert (manifest["global_step"], manifest["update_count"]) == (result["global_step"], result["update_count"])
-    assert run("resume", run_dir, "--json").json["metrics"] == whole.json["metrics"]
-    ends = [resolve_checkpoint(Path(answer.json["run_dir"]) / "checkpoints") for answer in (broken, whole)]
+    expected = json.loads((whole / "result.json").read_text())
+    assert run("resume", run_dir, "--json").json["metrics"] == expected["metrics"]
+    ends = [resolve_checkpoint(folder / "checkpoints") for folder in (run_dir, whole)]
     assert state_differences(*map(full_state, ends)) == []
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_sigterm_at_any_moment_saves_and_exits_with_3(train: Run, run: Run, monkeypatch, moment):
+def test_sigterm_at_any_moment_saves_and_exits_with_3(trained: Path, train: Run, run: Run, monkeypatch, moment):
     owner, name, call, after = MOMENTS[moment]
-    whole = train(options=("--json",))
     with monkeypatch.context() as patch:
         signal_in(patch, owner, name, call, after=after)
         broken = train(options=("--json",))
-    check_exactness(broken, whole, run)
+    check_exactness(broken, trained, run)
 
 
 @pytest.mark.parametrize("moment", ["an update", "evaluation", "writing a checkpoint"])
 def test_sigterm_on_logged_data(run: Run, tmp_path, monkeypatch, moment):
     sets = [part for setting in OFFLINE for part in ("--set", setting)]
     command = ("train", "bc/pendulum", *sets, "--output-dir", tmp_path / "runs", "--json")
-    whole = run(*command)
+    whole = Path(run(*command).json["run_dir"])
     with monkeypatch.context() as patch:
         owner, name, call, after = MOMENTS[moment]
         signal_in(patch, owner, name, call, after=after)
@@ -106,6 +109,7 @@ class Slow(PointGoal1DEnv):
 
     def compute_reward(self, achieved_goal, desired_goal, info=None):
         if os.path.exists("slow") and not self.stepping:
+            open("asleep", "w").close()
             time.sleep(60)
         # More is allowed on one side, so the distance does not decide, and relabelling asks the environment.
         allowed = np.where(achieved_goal > desired_goal, 0.1, 0.05)
@@ -113,6 +117,7 @@ class Slow(PointGoal1DEnv):
 
     def step(self, action):
         if os.path.exists("hang"):
+            open("asleep", "w").close()
             time.sleep(60)
         self.stepping = True
         try:
@@ -131,7 +136,7 @@ def slow(tmp_path: Path, command_group, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
-    def start(*sets: str) -> subprocess.Popen[str]:
+    def start(*sets: str) -> WarmProcess:
         changes = tiny("env_id=slow_task:Slow-v0", "num_envs=2", "total_timesteps=100000", *sets)
         return command_group("train", "her/point_goal", *changes, "--output-dir", tmp_path / "runs")
 
@@ -144,7 +149,7 @@ def test_a_second_signal_leaves_at_once_with_one_message(tmp_path: Path, slow, n
     process = slow("algo_kwargs.checkpoint_interval=30")
     wait_for(lambda: any(tmp_path.glob("runs/*/checkpoints/latest")))
     (tmp_path / "slow").touch()
-    time.sleep(1.0)
+    wait_for((tmp_path / "asleep").exists)
     os.killpg(process.pid, number)
     time.sleep(1.5)
     assert process.poll() is None  # it is still computing a reward
@@ -160,10 +165,9 @@ def test_a_second_signal_leaves_at_once_with_one_message(tmp_path: Path, slow, n
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_step_that_hangs_does_not_keep_a_run_from_stopping(tmp_path: Path, slow, number, vectorization) -> None:
     process = slow(f"env_kwargs.vectorization={vectorization}", "algo_kwargs.eval_interval=1000000")
-    wait_for(lambda: any(tmp_path.glob("runs/*/metrics.csv")))
-    time.sleep(1.0)
+    wait_for_rows(tmp_path / "runs")
     (tmp_path / "hang").touch()
-    time.sleep(1.0)
+    wait_for((tmp_path / "asleep").exists)
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 3, err
@@ -176,8 +180,8 @@ def test_a_step_that_hangs_does_not_keep_a_run_from_stopping(tmp_path: Path, slo
 def test_a_signal_ends_an_evaluation_that_would_take_hours(tmp_path: Path, command_group) -> None:
     sets = tiny("eval_episodes=1000000")
     process = command_group("train", "her/point_goal", *sets, "--output-dir", tmp_path)
-    wait_for(lambda: any(tmp_path.glob("*/metrics.csv")))
-    time.sleep(3.0)
+    wait_for_rows(tmp_path)  # of step 30
+    time.sleep(1.0)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 3, err
@@ -189,11 +193,14 @@ def test_a_signal_ends_an_evaluation_that_would_take_hours(tmp_path: Path, comma
     "command", [("train", "her/point_goal", *tiny()), ("evaluate", "no-run"), ("presets",)], ids=lambda c: c[0]
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_during_the_start_ends_in_order(tmp_path: Path, command_group, command, number) -> None:
-    process = command_group(*command, *(("--output-dir", tmp_path) if command[0] == "train" else ()))
-    time.sleep(0.4)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+def test_a_signal_during_the_start_ends_in_order(tmp_path: Path, command, number) -> None:
+    words = [sys.executable, "-m", "rl_training", *command]
+    words += ["--output-dir", str(tmp_path)] if command[0] == "train" else []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: answers_signals(process))
+        time.sleep(0.2)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
     assert process.returncode == 3 or command[0] != "train", err  # the others may be done by then
     assert "Traceback" not in err
     assert process.returncode in (0, 2, 3)
@@ -211,7 +218,7 @@ def test_a_signal_ends_playing(train: Run, tmp_path: Path, command_group, monkey
     run_dir = train(options=("--json",)).json["run_dir"]
     monkeypatch.chdir(tmp_path)
     process = command_group(*[run_dir if part == "RUN" else part for part in command])
-    time.sleep(6.0)
+    time.sleep(1.5)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (3, "error: interrupted by SIGTERM\n")
@@ -230,25 +237,24 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["stderr", "stdout and stderr"])
-def test_a_reader_that_goes_away_does_not_end_training(tmp_path: Path, both: bool) -> None:
+def test_a_reader_that_goes_away_does_not_end_training(tmp_path: Path, warm_python: WarmPython, both: bool) -> None:
     """As with ``2>&1 | head -1``: the pipe breaks while the run has many lines to print."""
     sets = tiny("total_timesteps=300", "algo_kwargs.eval_interval=20", "eval_episodes=1")
-    command = [sys.executable, "-m", "rl_training", "train", "her/point_goal", *sets, "--output-dir", str(tmp_path)]
-    stderr = subprocess.STDOUT if both else subprocess.PIPE
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    joined = "import os; os.dup2(1, 2)\n" if both else ""
+    process = warm_python.start("-c", joined + MAIN, "train", "her/point_goal", *sets, "--output-dir", tmp_path)
     stream = process.stdout if both else process.stderr
-    assert stream is not None
     stream.readline()
     stream.close()
     assert process.wait(timeout=120) == 0
+    process.close()
     (run_dir,) = tmp_path.iterdir()
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
 
 
-def test_a_full_disk_under_stderr_does_not_end_training(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rl_training", "train", "her/point_goal", *tiny(), "--output-dir", str(tmp_path)]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, stderr=full, text=True)
+def test_a_full_disk_under_stderr_does_not_end_training(tmp_path: Path, warm_python: WarmPython) -> None:
+    full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n"
+    command = ("train", "her/point_goal", *tiny(), "--output-dir", tmp_path, "--json")
+    done = warm_python.run("-c", full + MAIN, *command)
     assert done.returncode == 0
     assert json.loads(done.stdout)["status"] == "completed"
 
@@ -281,6 +287,17 @@ def test_closed_streams_do_not_matter(tmp_path: Path) -> None:
     assert subprocess.run(command, shell=True).returncode == 0
     (run_dir,) = tmp_path.iterdir()
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
+
+
+def answers_signals(process: subprocess.Popen[str]) -> bool:
+    """Return whether a process has come so far that it handles SIGTERM, or has ended."""
+    caught = re.search(r"^SigCgt:\s+(\w+)$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    return process.poll() is not None or (caught is not None and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1 == 1)
+
+
+def wait_for_rows(folder: Path) -> None:
+    """Wait until a run has written lines of metrics."""
+    wait_for(lambda: any("\n" in file.read_text().partition("\n")[2] for file in folder.glob("*/metrics.csv")))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -53,6 +53,7 @@ def test_pretraining_has_its_own_axis_and_resuming_doubles_no_point(tmp_path: Pa
 
 def test_a_run_that_is_stopped_while_it_pretrains_shows_the_same_points(tiny_config) -> None:
     kwargs = {"dataset_kind": "random", "dataset_size": 200, "offline_pretrain_updates": 130, "log_interval": 20}
+    kwargs["num_critics"] = 3
     config = tiny_config("rlpd", total_timesteps=120, algo_kwargs=kwargs)
 
     class StopPretraining(StopAt):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +26,8 @@ def test_changelog_and_citation_have_the_packages_version():
     assert headings[1] == f"[{declared_version()}] - {citation['date-released']}"
 
 
-def test_the_command_line_prints_a_version():
-    command = [sys.executable, "-m", "rl_training", "--version"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def test_the_command_line_prints_a_version(warm_python):
+    answer = warm_python.run("-m", "rl_training", "--version")
     assert answer.returncode == 0, answer.stderr
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", answer.stdout)
 

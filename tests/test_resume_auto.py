@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -134,10 +131,9 @@ with lock_configuration(pathlib.Path(sys.argv[1]), {"algo": "her"}):
 """
 
 
-def test_of_two_simultaneous_starts_one_is_refused(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+def test_of_two_simultaneous_starts_one_is_refused(tmp_path, warm_python):
+    process = warm_python.start("-c", HOLDER, tmp_path)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with (
             pytest.raises(
@@ -149,10 +145,7 @@ def test_of_two_simultaneous_starts_one_is_refused(tmp_path):
         with lock_configuration(tmp_path, {"algo": "sac"}):
             pass
     finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        process.close()
     with lock_configuration(tmp_path, {"algo": "her"}):  # a process that was killed holds nothing
         pass
     assert list(tmp_path.iterdir()) == []
@@ -162,16 +155,7 @@ def test_the_command_that_starts_while_another_looks_for_its_run_is_refused(tmp_
     """Two processes start the same command at the same moment: one run comes of it."""
     words = ["train", "her/point_goal", *tiny(), "--output-dir", tmp_path / "runs", *AUTO]
     processes = [command_group(*words) for _ in range(2)]
-    answers: list[tuple[str, str]] = [("", "")] * 2
-
-    def wait(index: int) -> None:
-        answers[index] = processes[index].communicate(timeout=120)
-
-    threads = [threading.Thread(target=wait, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    answers = [process.communicate(timeout=120) for process in processes]
     codes = sorted(process.returncode for process in processes)
     assert codes in ([0, 0], [0, 2]), answers  # a slow second one finds the finished run
     if codes == [0, 2]:

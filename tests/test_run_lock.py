@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from rl_training.errors import RunLockedError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import resume, train
 from rl_training.runtime.run_lock import lock_run
+from warm_process import Done, WarmPython
 
 HOLDER = """
 import pathlib, sys, time
@@ -25,21 +24,13 @@ with lock_run(pathlib.Path(sys.argv[1])):
 """
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "rl_training", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.fixture
-def holder(tmp_path: Path):
+def holder(tmp_path: Path, warm_python: WarmPython):
     """A process that holds the lock of ``tmp_path``."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = warm_python.start("-c", HOLDER, tmp_path)
     assert process.stdout.readline() == "held\n"
     yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    process.close()
 
 
 def test_a_second_process_is_told_who_holds_the_run_and_a_killed_one_holds_nothing(tmp_path, holder):
@@ -49,7 +40,7 @@ def test_a_second_process_is_told_who_holds_the_run_and_a_killed_one_holds_nothi
     ):
         pass
     os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
+    holder.wait(60)
     with lock_run(tmp_path):
         assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
     with lock_run(tmp_path):
@@ -59,22 +50,26 @@ def test_a_second_process_is_told_who_holds_the_run_and_a_killed_one_holds_nothi
 class Intruder(Callback):
     """Uses a run while it is being trained, as another process would."""
 
-    def __init__(self) -> None:
-        self.answers: dict[str, subprocess.CompletedProcess[str]] = {}
+    def __init__(self, python: WarmPython) -> None:
+        self.python = python
+        self.answers: dict[str, Done] = {}
+
+    def command(self, *arguments: object) -> Done:
+        return self.python.run("-m", "rl_training", *arguments)
 
     def on_step(self, trainer) -> None:
         if trainer.state.global_step == 250:
             run_dir = trainer.store.folder.parent
             with pytest.raises(RunLockedError):
                 resume(run_dir)
-            self.answers["resume"] = command("resume", run_dir)
-            self.answers["evaluate"] = command("evaluate", run_dir, "--episodes", 1, "--json")
-            self.answers["report"] = command("report", run_dir, "-o", run_dir / "other.html")
+            self.answers["resume"] = self.command("resume", run_dir)
+            self.answers["evaluate"] = self.command("evaluate", run_dir, "--episodes", 1, "--json")
+            self.answers["report"] = self.command("report", run_dir, "-o", run_dir / "other.html")
 
 
 @pytest.mark.slow
-def test_only_training_is_refused_while_a_run_is_trained(tiny_config):
-    intruder = Intruder()
+def test_only_training_is_refused_while_a_run_is_trained(tiny_config, warm_python):
+    intruder = Intruder(warm_python)
     result = train(tiny_config("her"), callbacks=[intruder])
     assert result.status == "completed"
     refused = intruder.answers["resume"]

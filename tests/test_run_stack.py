@@ -184,11 +184,16 @@ def test_an_offline_algorithm_is_trained_as_a_stack(tmp_path: Path) -> None:
     assert results[0].metrics != results[1].metrics
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[TrainResult]:
+    """A stack that was not interrupted."""
+    return train_stack(configs(tmp_path_factory.mktemp("whole")))
+
+
 @pytest.mark.parametrize("cut_off", [0, 1, 2])
 def test_an_evaluation_that_is_cut_off_is_repeated_for_the_runs_after_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: int
+    whole: list[TrainResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: int
 ) -> None:
-    whole = train_stack(configs(tmp_path / "whole"))
     calls = iter(range(100))
 
     def interrupted(self: EvaluationProcess, *inputs: Any) -> dict[str, float]:

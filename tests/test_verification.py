@@ -26,6 +26,8 @@ from rl_training.tools.verification import verify_run
 from test_checkpoint_workflows import Forgetful
 from test_damaged_checkpoints import flip_a_byte
 
+PRIOR = {"dataset_kind": "random", "dataset_size": 200}
+
 
 def fingerprint(run_dir: Path) -> dict[str, str]:
     """Return every file of a run with its content's hash and its time."""
@@ -41,7 +43,7 @@ def fingerprint(run_dir: Path) -> dict[str, str]:
     [
         ("her", {"num_envs": 3, "algo_kwargs": {"backend": "sac", "normalize_observations": True}}),
         ("ddpg", {"algo_kwargs": {"buffer_capacity": 120}}),
-        ("rlpd", {"algo_kwargs": {"dataset_kind": "random", "dataset_size": 200, "offline_pretrain_updates": 130}}),
+        ("rlpd", {"algo_kwargs": {**PRIOR, "offline_pretrain_updates": 130, "num_critics": 3}}),
         ("sac", {"algo_kwargs": {"early_stopping": {"patience": 50}, "lr_schedule": "cosine"}}),
     ],
 )

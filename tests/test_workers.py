@@ -15,12 +15,14 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from conftest import make_tiny_config
 from rl_training import cli
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import WorkerError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import resolve_checkpoint
+from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.run import resume, train
 from rl_training.tools.comparison import full_state, state_differences
 
@@ -29,6 +31,12 @@ CHANGES: dict[str, Any] = {
     "env_kwargs": {"vectorization": "async", "worker_timeout": 3.0},
     "algo_kwargs": {"backend": "sac", "normalize_observations": True},
 }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """A run that lost no worker."""
+    return train(make_tiny_config(tmp_path_factory.mktemp("whole"), "her", **CHANGES))
 
 
 class Strike(Callback):
@@ -60,14 +68,13 @@ def is_running(pid: int) -> bool:
     ids=["dies", "hangs"],
 )
 @pytest.mark.parametrize("step", [147, 150])  # a step, and one at whose end all environments are reset
-def test_a_lost_worker_is_named_and_the_run_goes_on_exactly(tiny_config, number, message, step):
+def test_a_lost_worker_is_named_and_the_run_goes_on_exactly(tiny_config, whole, number, message, step):
     config = tiny_config("her", **CHANGES)
-    whole = train(config)
     strike = Strike(step, number)
     with pytest.raises(WorkerError, match=rf"{message}.*A checkpoint was saved at step {step}"):
         train(config, callbacks=[strike])
     assert not any(map(is_running, strike.pids))
-    (run_dir,) = [path for path in config.output_dir.iterdir() if path != whole.run_dir]
+    (run_dir,) = config.output_dir.iterdir()
     assert json.loads((run_dir / "result.json").read_text())["status"] == "failed"
     assert resolve_checkpoint(run_dir / "checkpoints").name.startswith(f"{step:09d}-")
     assert resume(run_dir).metrics == whole.metrics
@@ -75,10 +82,9 @@ def test_a_lost_worker_is_named_and_the_run_goes_on_exactly(tiny_config, number,
     assert state_differences(*ends) == []
 
 
-def test_a_worker_that_is_lost_while_it_is_reset(tiny_config, monkeypatch):
+def test_a_worker_that_is_lost_while_it_is_reset(tiny_config, whole, monkeypatch):
     """The step itself was taken, the next episode was not begun: both are done again."""
     config = tiny_config("her", **CHANGES)
-    whole = train(config)
     real, calls = WorkerVectorEnv.reset_async, [0]
 
     def struck(self, *arguments, **options):
@@ -92,7 +98,7 @@ def test_a_worker_that_is_lost_while_it_is_reset(tiny_config, monkeypatch):
         patch.setattr(WorkerVectorEnv, "reset_async", struck)
         with pytest.raises(WorkerError, match="environment 2 was ended by SIGKILL"):
             train(config)
-    (run_dir,) = [path for path in config.output_dir.iterdir() if path != whole.run_dir]
+    (run_dir,) = config.output_dir.iterdir()
     resume(run_dir)
     ends = [full_state(resolve_checkpoint(path / "checkpoints")) for path in (run_dir, whole.run_dir)]
     assert state_differences(*ends) == []

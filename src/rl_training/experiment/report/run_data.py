@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import shlex
@@ -254,14 +255,21 @@ def compared_with(config: TrainConfig) -> tuple[str | None, list[tuple[str, Any,
     candidates = []
     for name in preset_names():
         if name.partition("/")[0] == config.algo:
-            with contextlib.suppress(ConfigError):
-                preset = load_config(name)
-                if preset.env_id == config.env_id:
-                    candidates.append((differences(_settings(preset), now), name))
+            preset = _preset(name)
+            if preset is not None and preset.env_id == config.env_id:
+                candidates.append((differences(_settings(preset), now), name))
     if not candidates:
         return None, []
     found, name = min(candidates, key=lambda candidate: len(candidate[0]))
     return name, found
+
+
+@functools.cache
+def _preset(name: str) -> TrainConfig | None:
+    """Read a preset once for all runs of a report; None if it cannot be read."""
+    with contextlib.suppress(ConfigError):
+        return load_config(name)
+    return None
 
 
 def differing_keys(runs: Sequence[RunData]) -> list[str]:
