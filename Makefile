@@ -46,8 +46,11 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
+# Speed beside Stable-Baselines3 and SBX. SBX brings JAX, so it has an environment of its own; without it, it is left out.
+# Options: make bench BENCH="--quick"
 bench: $(VENV)/.installed-bench
-	$(BIN)/python benchmarks/speed.py
+	-$(MAKE) VENV=.venv-sbx .venv-sbx/.installed-bench-sbx
+	$(BIN)/python benchmarks/speed.py $(BENCH)
 
 # Build the source archive and, from it, the wheel; then try the wheel in a clean environment outside the repository.
 dist: $(VENV)/.installed-dev

@@ -24,6 +24,12 @@ def test_import_alone_loads_nothing_heavy():
     assert out.strip() == "[]"
 
 
+def test_a_managed_class_is_imported_without_environments_and_without_the_loop():
+    late = "gymnasium rl_training.runtime rl_training.experiment rl_training.data"
+    out = run(f"from rl_training import HER; import sys; print([m for m in '{late}'.split() if m in sys.modules])")
+    assert out.strip() == "[]"
+
+
 def test_importing_the_learners_leaves_optional_packages_alone():
     optional = "gymnasium_robotics mujoco matplotlib tensorboard imageio typer"
     out = run(f"import rl_training.runtime, sys; print([m for m in '{optional}'.split() if m in sys.modules])")

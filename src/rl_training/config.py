@@ -61,7 +61,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 class Settings(BaseModel):
     """Base of all settings: typed, immutable, and closed to unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -87,6 +87,9 @@ class TrainConfig(Settings):
     )
     num_threads: int = Field(
         1, ge=1, le=1024, description="torch threads; more than one helps only if no other process needs the cores"
+    )
+    use_free_cores: bool = Field(
+        False, description="with one thread on a CPU, use a second core for updates while it is idle"
     )
     num_envs: int = Field(1, ge=1, le=4096, description="environments that collect data together")
     loggers: tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...] = Field(

@@ -12,6 +12,9 @@ from itertools import count
 
 import numpy as np
 
+EVALUATION_SEED = 10_000
+"""Seed of evaluations after training, apart from the episodes by which the best checkpoint was chosen."""
+
 
 class Stream(IntEnum):
     """What random numbers are for. Environments use their index, which is below 2**20, as their stream."""

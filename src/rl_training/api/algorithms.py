@@ -8,31 +8,24 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from numpy.typing import NDArray
-
-from rl_training.algorithms.base import Learner
 from rl_training.algorithms.table import ALGORITHMS, Algorithm
 from rl_training.config import TrainConfig, load_config, parse_config, preset_names
-from rl_training.data import TransitionDataset
-from rl_training.envs.factory import make_env, space_spec
-from rl_training.envs.objects import EnvSource, is_object_id, register_env
 from rl_training.errors import CheckpointError, ConfigError, EnvError
-from rl_training.experiment.manager import (
-    EVALUATION_SEED,
-    evaluate_experiment,
-    load_policy,
-    resume_experiment,
-    train_experiment,
-)
-from rl_training.runtime.build import build_learner
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpointing import find_checkpoint
-from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.run import resolve_device
-from rl_training.runtime.settings import ConfigSource, parse_run, read_config
-from rl_training.types import Observation
+from rl_training.seeding import EVALUATION_SEED
+
+# The rest is imported inside the methods, so that ``from rl_training import HER`` takes little longer than torch.
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rl_training.algorithms.base import Learner
+    from rl_training.data import TransitionDataset
+    from rl_training.envs.objects import EnvSource
+    from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.controls import TrainResult
+    from rl_training.runtime.settings import ConfigSource
+    from rl_training.types import Observation
 
 ManagedT = TypeVar("ManagedT", bound="ManagedAlgorithm")
 
@@ -58,6 +51,9 @@ class ManagedAlgorithm:
                 builds one.
             name: how run folders are called.
         """
+        from rl_training.envs.objects import register_env
+        from rl_training.runtime.settings import read_config
+
         if env is not None:
             config = _with_env(config, register_env(env))
         self.config, self.name = read_config(config, algo=self.algo), name
@@ -80,6 +76,8 @@ class ManagedAlgorithm:
     @classmethod
     def load(cls: type[ManagedT], path: str | Path, device: str = "cpu") -> ManagedT:
         """Load the policy of a run (its best checkpoint), of a checkpoint, or of what ``save`` wrote."""
+        from rl_training.experiment.manager import load_policy
+
         learner, config, checkpoint = load_policy(Path(path), device)
         managed = cls(config)
         managed._learner, managed.checkpoint = learner, checkpoint
@@ -91,6 +89,11 @@ class ManagedAlgorithm:
         if self._learner is None:
             if self.config.env_id is None:
                 raise CheckpointError(f"{type(self).__name__} has no env_id: call learn() or load() first")
+            from rl_training.envs.factory import make_env, space_spec
+            from rl_training.runtime.build import build_learner
+            from rl_training.runtime.run import resolve_device
+            from rl_training.runtime.settings import parse_run
+
             env = make_env(self.config.env_id, self.config.env_kwargs)
             try:
                 settings, device = parse_run(self.config), resolve_device(self.config.device)
@@ -118,6 +121,8 @@ class ManagedAlgorithm:
             progress_bar: whether to show progress on stderr.
             callbacks: called by the loop.
         """
+        from rl_training.experiment.manager import train_experiment
+
         if self.run_dir is None or reset:
             if total_timesteps is not None:
                 self.config = parse_config({**self.config.model_dump(), "total_timesteps": total_timesteps})
@@ -141,6 +146,9 @@ class ManagedAlgorithm:
         callbacks: Sequence[Callback] = (),
     ) -> TrainResult:
         """Continue a run from its latest checkpoint under its own configuration, up to ``total_timesteps`` if given."""
+        from rl_training.envs.objects import is_object_id
+        from rl_training.runtime.settings import read_config
+
         config = load_config(Path(run_dir) / "config.yaml")
         if is_object_id(config.env_id) and config.env_id != self.config.env_id:
             raise EnvError(
@@ -157,6 +165,8 @@ class ManagedAlgorithm:
 
     def evaluate(self, episodes: int = 100, seed: int = EVALUATION_SEED) -> dict[str, float]:
         """Play seeded episodes with the trained policy."""
+        from rl_training.experiment.manager import evaluate_experiment
+
         answer: dict[str, float] = evaluate_experiment(self._trained(), episodes=episodes, seed=seed)["metrics"]
         return answer
 
@@ -181,6 +191,8 @@ class ManagedAlgorithm:
         progress_bar: bool,
         callbacks: Sequence[Callback],
     ) -> TrainResult:
+        from rl_training.experiment.manager import resume_experiment
+
         return self._keep(
             resume_experiment(
                 run_dir, progress_bar=progress_bar, callbacks=callbacks, overrides=overrides, dataset=dataset
@@ -189,6 +201,9 @@ class ManagedAlgorithm:
 
     def _keep(self, result: TrainResult) -> TrainResult:
         """Load the best policy of a run that ended."""
+        from rl_training.experiment.manager import load_policy
+        from rl_training.runtime.checkpointing import find_checkpoint
+
         self.run_dir, self._done, self._steps_done = result.run_dir, result.status == "completed", result.global_step
         self._learner, _, self.checkpoint = load_policy(find_checkpoint(result.run_dir), self.config.device)
         return result

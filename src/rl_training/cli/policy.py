@@ -38,7 +38,8 @@ def evaluate(
 ) -> None:
     """Play seeded episodes with a trained policy."""
     from rl_training.envs.consent import trust_all_runs
-    from rl_training.experiment.manager import EVALUATION_SEED, evaluate_experiment
+    from rl_training.experiment.manager import evaluate_experiment
+    from rl_training.seeding import EVALUATION_SEED
 
     if video_format is not None and not video:
         raise ConfigError(f"--video-format {video_format}: expected --video as well")

@@ -29,11 +29,9 @@ from rl_training.runtime.progress import Progress, ProgressCallback
 from rl_training.runtime.run import load_learner, resume, resume_stack, stack_members, train, train_stack
 from rl_training.runtime.run_lock import lock_configuration
 from rl_training.runtime.settings import ConfigSource, complete_config
+from rl_training.seeding import EVALUATION_SEED
 
 REPORT = "report.html"
-
-EVALUATION_SEED = 10_000
-"""Seed of evaluations after training, apart from the episodes by which the best checkpoint was chosen."""
 
 
 def train_experiment(

@@ -23,6 +23,8 @@ from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback
 from rl_training.runtime.checkpoint_files import read_checkpoint, sync_folder, write_durably
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.free_cores import may_use_free_cores
+from rl_training.runtime.heap import keep_freed_memory
 from rl_training.runtime.initialization import initialize
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.machine import machine_facts, package_version
@@ -310,6 +312,10 @@ def _assemble(
         },
         callbacks=[*early, *callbacks],
     )
+    if device.type == "cpu":
+        keep_freed_memory()
+        if config.use_free_cores and config.num_threads == 1 and may_use_free_cores():
+            trainer.use_free_cores()
     return trainer, run_dir
 
 

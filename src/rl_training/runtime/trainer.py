@@ -22,6 +22,7 @@ from rl_training.runtime.controls import INTERRUPTED, TrainerState
 from rl_training.runtime.diagnosis import Diagnosis
 from rl_training.runtime.evaluation_process import EvaluationProcess
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.free_cores import UpdatesOnFreeCores
 from rl_training.runtime.health import require_finite_learner, require_finite_metrics
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.metrics_mean import MetricsMean
@@ -68,6 +69,11 @@ class Trainer:
         self._restored_unevaluated = False
         self._saved_at: tuple[int, int] | None = None
         self._clock, self._clock_step, self._clock_updates = time.perf_counter(), 0, 0
+
+    def use_free_cores(self) -> None:
+        """Use a second core for updates while it is idle."""
+        batch_size = self.settings.learner.batch_size
+        self._update = UpdatesOnFreeCores(self.learner, self.experience, batch_size).update
 
     @property
     def run_dir(self) -> Path:
