@@ -37,6 +37,8 @@ from rl_training.envs.builtin import BitFlippingEnv, PointMassEnv
 from rl_training.errors import DatasetError
 from rl_training.experiment.setting_tables import describe_settings
 from rl_training.runtime.settings import group_types, read_config, read_stack
+from rl_training.scale.sweep_file import read_sweep
+from rl_training.scale.tune_file import read_search
 from rl_training.tools import inspection
 
 ROOT = Path(__file__).parents[1]
@@ -178,6 +180,8 @@ def run_line(line: str, page: str, folder: Path) -> None:
                 read_config(arguments[1], changes)
                 return
             arguments += tiny(config)
+        if arguments[0] in ("sweep", "tune") and not {"--slurm", "--dry-run"} & set(arguments):
+            arguments.append("--dry-run")  # test_sweep.py and test_tune.py run them
         if "--serve" in arguments:
             arguments += ["--port", "0"]
             patch.setattr("rl_training.experiment.report.server.ReportServer.serve_forever", lambda server: None)
@@ -270,6 +274,9 @@ def test_python_snippets_run(page: str, folder: Path) -> None:
 def test_yaml_is_a_valid_configuration(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(block.text)
+    if "base:" in block.text:
+        assert read_search(file).ranges if "space:" in block.text else read_sweep(file).trials
+        return
     assert all(config.total_timesteps > 0 for config in read_stack(file, [], None))
 
 

@@ -437,7 +437,9 @@ def test_groups_have_their_own_colour_and_mean(sweep: Path) -> None:
 
 def test_the_table_of_runs_can_be_sorted(sweep: Path, tmp_path: Path) -> None:
     page = write_report([sweep], tmp_path / "page.html").read_text()
-    table = page[page.index('<table class="sortable">') :].partition("</table>")[0]
+    configurations, table = (part.partition("</table>")[0] for part in page.split('<table class="sortable">')[1:])
+    means = re.findall(r'data-value="(.*?)">(.*?)</td>', configurations)
+    assert means[1::2][0] == ("1.0", "1.00")  # the interquartile mean of the first configuration, which has one run
     heads = re.findall(r"<th[^>]*><button[^>]*>(.*?)</button>", table)
     assert heads == ["run", "seed", "state", "steps", "success rate", "mean return", "time", "learning_rate"]
     rows = [re.findall(r"<td.*?</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
@@ -448,7 +450,8 @@ def test_the_table_of_runs_can_be_sorted(sweep: Path, tmp_path: Path) -> None:
 
 def test_the_table_names_the_tasks_only_if_they_differ(make_run) -> None:
     page = page_of(make_run("a", ROWS), make_run("b", ROWS, env_id="Reacher-v5"))
-    assert re.findall(r"<th[^>]*><button[^>]*>(.*?)</button>", page)[:3] == ["run", "task", "seed"]
+    runs = page.split('<table class="sortable">')[-1]
+    assert re.findall(r"<th[^>]*><button[^>]*>(.*?)</button>", runs)[:3] == ["run", "task", "seed"]
 
 
 def test_a_single_group_is_named_in_the_title_only(make_run) -> None:

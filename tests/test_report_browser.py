@@ -37,8 +37,8 @@ addEventListener("load", () => {
     const at = { clientX: box.left + 0.7 * box.width, clientY: box.top + 50 };
     plot.dispatchEvent(new PointerEvent("pointermove", at));
     const tip = page.querySelector("figure.main .tip");
-    const sort = page.querySelector("table.sortable th.n button");
-    const column = () => [...page.querySelectorAll("table.sortable tbody tr")].map((row) => row.cells[1].dataset.value);
+    const sort = page.querySelector("#runs + div th.n button");
+    const column = () => [...page.querySelectorAll("#runs + div tbody tr")].map((row) => row.cells[1].dataset.value);
     if (sort) sort.click();
     const up = column();
     if (sort) sort.click();

@@ -283,6 +283,17 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     target[parts[-1]] = value
 
 
+def parse_seeds(text: str, where: str) -> list[int]:
+    """Read ``0-4`` or ``0,3,7``; ``where`` names the option or key in the message."""
+    if match := re.fullmatch(r"(\d+)-(\d+)", text):
+        first, last = int(match[1]), int(match[2])
+        if first <= last < first + 1000:
+            return list(range(first, last + 1))
+    if re.fullmatch(r"\d+(,\d+)*", text):
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    raise ConfigError(f"{where} {text!r}: expected a range such as 0-4 or a list such as 0,3,7")
+
+
 def _explain(error: ValidationError, settings_type: type[BaseModel], prefix: str) -> list[str]:
     """Turn pydantic's findings into one line per key."""
     lines: dict[str, str] = {}

@@ -18,7 +18,9 @@ from rl_training.cli.policy import evaluate, export, predict, verify
 from rl_training.cli.report import report
 from rl_training.cli.share import share
 from rl_training.cli.streams import lossy_streams, print_error, print_failure, printable
+from rl_training.cli.sweep import sweep
 from rl_training.cli.train import resume, train
+from rl_training.cli.tune import tune
 from rl_training.errors import ConfigError, RLTrainingError, shown
 from rl_training.interrupts import Interrupted, answer_signals
 
@@ -33,6 +35,8 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "resume": resume,
+    "sweep": sweep,
+    "tune": tune,
     "evaluate": evaluate,
     "predict": predict,
     "export": export,

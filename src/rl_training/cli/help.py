@@ -27,6 +27,13 @@ EXAMPLES = {
         "rl-training train iql/pendulum --seeds 0-2 --stack --json",
     ),
     "resume": ("rl-training resume RUN", "rl-training resume RUN --set total_timesteps=20000"),
+    "sweep": (
+        "rl-training sweep sweep.yaml --dry-run",
+        "rl-training sweep sweep.yaml --workers 2",
+        "rl-training sweep sweep.yaml --ray-address auto",
+        "rl-training sweep sweep.yaml --slurm > job.sh",
+    ),
+    "tune": ("rl-training tune tune.yaml --dry-run", "rl-training tune tune.yaml --workers 2"),
     "evaluate": ("rl-training evaluate RUN --episodes 100", "rl-training evaluate RUN/checkpoints/latest --video"),
     "predict": ("rl-training predict RUN --obs observations.jsonl",),
     "export": ("rl-training export RUN -o policy",),

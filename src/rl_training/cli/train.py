@@ -12,7 +12,7 @@ import typer
 
 from rl_training.cli.completion import complete_preset, complete_run
 from rl_training.cli.options import DeviceOption, JsonOption, QuietOption, TrustOption
-from rl_training.config import preset_names
+from rl_training.config import parse_seeds, preset_names
 from rl_training.errors import ConfigError, shown
 from rl_training.interrupts import asked_to_stop
 from rl_training.json_output import to_json
@@ -67,6 +67,10 @@ def train(
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder in which the run's folder is made.", metavar="FOLDER")
     ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder itself: continue the run in it, or start it there.", metavar="FOLDER"),
+    ] = None,
     device: DeviceOption = None,
     resume_auto: Annotated[
         bool, typer.Option("--resume-auto", help="Continue the run of this configuration in the output folder.")
@@ -80,13 +84,21 @@ def train(
 
     if seed is not None and seeds is not None:
         raise ConfigError("--seed and --seeds exclude each other")
+    if run_dir is not None and (output_dir is not None or resume_auto):
+        raise ConfigError("--run-dir excludes --output-dir and --resume-auto: it names the folder, and resumes its run")
     overrides = _overrides(init_from, set_ or [], {"seed": seed, "output_dir": output_dir, "device": device})
-    configs = read_stack(config, overrides, None if seeds is None else _parse_seeds(seeds))
+    configs = read_stack(config, overrides, None if seeds is None else parse_seeds(seeds, "--seeds"))
     name = _run_name(config if config in preset_names() else Path(config).stem, set_ or [])
     if stack is None:
         stack = resolve_device(configs[0].device).type == "cuda"
-    show = (lambda _: None) if json_ else _print_result
-    results = _train_all(configs, name, show, stack=stack, resume_auto=resume_auto, progress_bar=not quiet)
+    show: Callable[[TrainResult], None] = (lambda _: None) if json_ else _print_result
+    if run_dir is not None:
+        if seeds is not None or len(configs) > 1:
+            raise ConfigError(f"--run-dir {run_dir} is the folder of one run: expected one seed and no stack")
+        results = [_train_there(configs[0], run_dir, progress_bar=not quiet)]
+        show(results[0])
+    else:
+        results = _train_all(configs, name, show, stack=stack, resume_auto=resume_auto, progress_bar=not quiet)
     answers = [result.to_json() for result in results]
     several = seeds is not None or len(configs) > 1
     if json_:
@@ -104,6 +116,12 @@ def _overrides(init_from: Path | None, changes: list[str], given: dict[str, Any]
         start = ["algo_kwargs.online=true", f"algo_kwargs.init_from={to_json(str(init_from.resolve()))}"]
     values = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
     return [*start, *changes, *(f"{key}={to_json(value)}" for key, value in values.items() if value is not None)]
+
+
+def _train_there(config: TrainConfig, run_dir: Path, *, progress_bar: bool) -> TrainResult:
+    from rl_training.experiment.run_folder import train_in_folder
+
+    return train_in_folder(config, run_dir, name=run_dir.name, progress_bar=progress_bar)
 
 
 def _train_all(
@@ -221,17 +239,6 @@ def _run_name(name: str, changes: list[str]) -> str:
         else:
             left_out += 1
     return f"{name}+{left_out}" if left_out else name
-
-
-def _parse_seeds(text: str) -> list[int]:
-    """Read ``0-4`` or ``0,3,7``."""
-    if match := re.fullmatch(r"(\d+)-(\d+)", text):
-        first, last = int(match[1]), int(match[2])
-        if first <= last < first + 1000:
-            return list(range(first, last + 1))
-    if re.fullmatch(r"\d+(,\d+)*", text):
-        return list(dict.fromkeys(int(part) for part in text.split(",")))
-    raise ConfigError(f"--seeds {text!r}: expected a range such as 0-4 or a list such as 0,3,7")
 
 
 def _over_seeds(answers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

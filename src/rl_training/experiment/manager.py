@@ -41,11 +41,12 @@ def train_experiment(
     progress_bar: bool = False,
     callbacks: Sequence[Callback] = (),
     dataset: TransitionDataset | None = None,
+    new_dir: Path | None = None,
 ) -> TrainResult:
     """Train ``config`` in a new run folder, on a ``dataset`` in memory where one is given, and write its report."""
-    with _same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
-        result = train(config, watched, run_name=name, dataset=dataset)
-    _report(result)
+    with same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
+        result = train(config, watched, run_name=name, dataset=dataset, new_dir=new_dir)
+    report_run(result)
     return result
 
 
@@ -56,13 +57,13 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
     written if a kill prevented that. While one process trains a configuration, a second one is refused.
     """
     approve(config.env_id)
-    with lock_configuration(config.output_dir.absolute(), _identity(config)):
+    with lock_configuration(config.output_dir.absolute(), run_identity(config)):
         found = _runs_of(config)
         for run_dir in found:
             result = read_result(run_dir)
             if result is not None and result.status in ("completed", "stopped"):
-                if _report_is_missing(run_dir):
-                    _report(result)
+                if report_is_missing(run_dir):
+                    report_run(result)
                 return result
         for run_dir in found:
             if CheckpointStore(run_dir).candidates([]):  # there is none if it ended before its first checkpoint
@@ -79,17 +80,17 @@ def train_stack_experiment(
     """
     with contextlib.ExitStack() as entered:
         if resume_auto:
-            identity = {"stack": [_identity(config) for config in configs]}
+            identity = {"stack": [run_identity(config) for config in configs]}
             entered.enter_context(lock_configuration(configs[0].output_dir.absolute(), identity))
         earlier = _stack_of(configs) if resume_auto else None
-        entered.enter_context(_same_working_folder())
+        entered.enter_context(same_working_folder())
         callbacks = entered.enter_context(_with_progress((), progress_bar))
         if earlier is not None:
             results = resume_stack(earlier, callbacks)
         else:
             results = train_stack(configs, callbacks, run_name=name)
     for result in results:
-        _report(result)
+        report_run(result)
     return results
 
 
@@ -98,7 +99,7 @@ def resume_stack_experiment(
 ) -> list[TrainResult]:
     """Continue all runs of the stack that a run belongs to, and write their reports again."""
     before = [read_result(member) for member in stack_members(run_dir)]
-    with _same_working_folder(), _with_progress((), progress_bar) as callbacks:
+    with same_working_folder(), _with_progress((), progress_bar) as callbacks:
         results = resume_stack(run_dir, callbacks, overrides=overrides)
     if all(map(_is_unchanged, before, results)):
         steps = max(result.global_step for result in results)
@@ -107,7 +108,7 @@ def resume_stack_experiment(
             stacklevel=2,
         )
     for result in results:
-        _report(result)
+        report_run(result)
     return results
 
 
@@ -116,7 +117,7 @@ def _stack_of(configs: Sequence[TrainConfig]) -> Path | None:
     for run_dir in _runs_of(configs[0]):
         members = stack_members(run_dir)
         found = [load_config(member / "config.yaml") for member in members if (member / "config.yaml").is_file()]
-        if [_identity(config) for config in found] == [_identity(config) for config in configs] and all(
+        if [run_identity(config) for config in found] == [run_identity(config) for config in configs] and all(
             CheckpointStore(member).candidates([]) for member in members
         ):
             return run_dir
@@ -135,14 +136,14 @@ def resume_experiment(
     if not (run_dir / "config.yaml").is_file():
         raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
     before = read_result(run_dir)
-    with _same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
+    with same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
         result = resume(run_dir, watched, overrides=overrides, dataset=dataset)
     if _is_unchanged(before, result):
         warnings.warn(
             f"nothing to do: the run is complete at {result.global_step:,} steps; {_longer(result)}",
             stacklevel=2,
         )
-    _report(result)
+    report_run(result)
     return result
 
 
@@ -229,7 +230,7 @@ def evaluate_experiment(
     return answer
 
 
-def _identity(config: TrainConfig) -> dict[str, Any]:
+def run_identity(config: TrainConfig) -> dict[str, Any]:
     """Return all settings, defaults included, that make two runs the same; their folder is not among them."""
     # Complete both configurations before comparing: a newer version may have settings that an older file lacks.
     return complete_config(config).model_dump(mode="json", exclude={"output_dir"})
@@ -237,17 +238,17 @@ def _identity(config: TrainConfig) -> dict[str, Any]:
 
 def _runs_of(config: TrainConfig) -> list[Path]:
     """Return the runs below ``output_dir`` that have this configuration, newest first."""
-    wanted, found = _identity(config), []
+    wanted, found = run_identity(config), []
     for file in config.output_dir.absolute().glob("*/config.yaml"):
         try:
-            if _identity(load_config(file)) == wanted:
+            if run_identity(load_config(file)) == wanted:
                 found.append(file.parent)
         except ConfigError:
             continue
     return sorted(found, key=lambda run_dir: run_dir.stat().st_mtime_ns, reverse=True)
 
 
-def _report(result: TrainResult) -> None:
+def report_run(result: TrainResult) -> None:
     """Write a run's report, unless it has no metrics yet. A report that cannot be written does not fail the run."""
     try:
         with stop_on_signals(lambda name: None):  # a signal ends the program when the report is written
@@ -257,7 +258,7 @@ def _report(result: TrainResult) -> None:
         warnings.warn(f"{error}; the run itself is not affected", stacklevel=3)
 
 
-def _report_is_missing(run_dir: Path) -> bool:
+def report_is_missing(run_dir: Path) -> bool:
     """Return whether a run has no report, or one that is older than its end."""
     try:
         return (run_dir / REPORT).stat().st_mtime_ns < (run_dir / RESULT).stat().st_mtime_ns
@@ -266,7 +267,7 @@ def _report_is_missing(run_dir: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _same_working_folder() -> Iterator[None]:
+def same_working_folder() -> Iterator[None]:
     """Return to the working folder at the end: an environment may change it, and the next run needs it."""
     before = os.getcwd()
     try:

@@ -33,6 +33,8 @@ _OWN_NAME = re.compile(
     r"|replay|post_mortem|videos|episodes\.csv|evaluation\.json|data\.json|warnings\.jsonl"
 )
 """Every name that this package gives to a file or folder of a run; the temporary names are ``.NAME.tmp``."""
+_OTHER_NAMES = {".origin", "traceback.txt"}
+"""Files of a run that it never overwrites through a link."""
 
 _MAX_DEPTH = 100
 """Levels of nesting in a manifest. A run's own has about ten."""
@@ -166,6 +168,16 @@ def remove_checkpoint(path: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     os.rename(path, temporary)
     shutil.rmtree(temporary)
+
+
+def remove_unstarted_run(run_dir: Path) -> None:
+    """Remove a run that ended before its first checkpoint. A folder that holds anything else is refused."""
+    names = [path.name for path in run_dir.iterdir()]
+    foreign = [name for name in names if not _OWN_NAME.fullmatch(final_name(name)) and name not in _OTHER_NAMES]
+    if foreign or run_dir.is_symlink():
+        reason = f"{foreign[0]} is not a file of a run" if foreign else "it is a symbolic link"
+        raise CheckpointError(f"{run_dir}: {reason}; expected a run, or the path of a new folder")
+    remove_checkpoint(run_dir)
 
 
 def sealed(text: str) -> str:

@@ -22,6 +22,8 @@ PACKAGES = {
     "huggingface_hub": "hub",
     "matplotlib": "plots",
     "minari": "offline",
+    "ray": "scale",
+    "optuna": "scale",
     "h5py": "offline",
     "pyarrow": "offline",
 }

@@ -49,6 +49,7 @@ def train(
     *,
     run_name: str | None = None,
     dataset: TransitionDataset | None = None,
+    new_dir: Path | None = None,
 ) -> TrainResult:
     """Train from the start in a new folder below ``output_dir``.
 
@@ -57,11 +58,12 @@ def train(
         callbacks: called by the loop.
         run_name: the name of the run's folder; unset: the algorithm and the environment.
         dataset: offline data in memory; it replaces what the configuration names.
+        new_dir: the run's folder itself, which must not exist; unset: one with a name of its own.
     """
     config = complete_config(read_config(config))
     approve(config.env_id)
     with recorded_warnings() as warning_log:
-        trainer, run_dir = _assemble(config, callbacks, dataset, run_name=run_name)
+        trainer, run_dir = _assemble(config, callbacks, dataset, run_name=run_name, new_dir=new_dir)
         mark_own_run(run_dir, config.env_id)
         with lock_run(run_dir):
             warning_log.attach(run_dir, lambda: trainer.state.global_step)
@@ -115,11 +117,16 @@ def resume(
 
 
 def train_stack(
-    configs: Sequence[TrainConfig], callbacks: Sequence[Callback] = (), *, run_name: str | None = None
+    configs: Sequence[TrainConfig],
+    callbacks: Sequence[Callback] = (),
+    *,
+    run_name: str | None = None,
+    new_dirs: Sequence[Path] | None = None,
 ) -> list[TrainResult]:
     """Train several runs together on one device, each in a new folder; ``callbacks`` follow the first run.
 
     The configurations may differ in their seeds and in numbers that change no shape, such as learning rates.
+    ``new_dirs`` are the folders themselves, which must not exist; unset: they get names of their own.
     """
     configs = [complete_config(config) for config in configs]
     _require_same(configs)
@@ -127,7 +134,8 @@ def train_stack(
     with _recorded_for_all(len(configs)) as warning_logs:
         trainers = []
         for index, config in enumerate(configs):
-            trainer, run_dir = _assemble(config, callbacks if index == 0 else (), run_name=run_name)
+            new_dir = new_dirs[index] if new_dirs is not None else None
+            trainer, run_dir = _assemble(config, callbacks if index == 0 else (), run_name=run_name, new_dir=new_dir)
             mark_own_run(run_dir, config.env_id)
             trainers.append(trainer)
         members = [trainer.run_dir.name for trainer in trainers]
@@ -279,9 +287,11 @@ def _assemble(
     *,
     run_name: str | None = None,
     run_dir: Path | None = None,
+    new_dir: Path | None = None,
 ) -> tuple[Trainer, Path]:
     """Build the trainer of a run. Nothing is written before all parts are built."""
     output_dir = config.output_dir.absolute()  # an environment may change the working folder
+    new_dir = new_dir.absolute() if new_dir is not None else None
     torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
     if device.type == "cuda":
@@ -290,7 +300,7 @@ def _assemble(
     components = build_run(config, settings, device, dataset)
     if run_dir is None:  # a resumed run loads its own weights
         initialize(components.learner, settings)
-    run_dir = run_dir or _new_run_dir(config, output_dir, run_name)
+    run_dir = run_dir or _new_run_dir(config, output_dir, run_name, new_dir)
     early_stopping = settings.loop.early_stopping
     early = [EarlyStoppingCallback(early_stopping)] if early_stopping is not None else []
     trainer = Trainer(
@@ -319,19 +329,22 @@ def _assemble(
     return trainer, run_dir
 
 
-def _new_run_dir(config: TrainConfig, output_dir: Path, run_name: str | None) -> Path:
-    """Make ``<output_dir>/<name>-s<seed>-<time>`` with the configuration in it."""
+def _new_run_dir(config: TrainConfig, output_dir: Path, run_name: str | None, exact: Path | None = None) -> Path:
+    """Make ``<output_dir>/<name>-s<seed>-<time>``, or the ``exact`` folder, with the configuration in it."""
     name = re.sub(r"[^\w.=+-]+", "-", run_name or f"{config.algo}-{config.env_id or 'offline'}")
     stem = f"{name}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    tries = [f"{stem}-{attempt}" if attempt else stem for attempt in range(100)]
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        for attempt in range(100):
-            run_dir = output_dir / (stem if attempt == 0 else f"{stem}-{attempt}")
+        for run_dir in [output_dir / attempt for attempt in tries] if exact is None else [exact]:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
             if not run_dir.exists():
                 run_dir.mkdir()
                 write_durably(run_dir / "config.yaml", config.to_yaml())
-                sync_folder(output_dir)
+                sync_folder(run_dir.parent)
                 return run_dir
     except OSError as error:
-        raise ConfigError(f"output_dir = {str(config.output_dir)!r}: cannot be written to: {error}") from None
+        where = f"output_dir = {str(config.output_dir)!r}" if exact is None else str(exact)
+        raise ConfigError(f"{where}: cannot be written to: {error}") from None
+    if exact is not None:
+        raise ConfigError(f"{exact}: exists already; expected the path of a new folder")
     raise ConfigError(f"output_dir = {str(config.output_dir)!r}: too many runs named {stem}")

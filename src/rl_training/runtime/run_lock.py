@@ -23,8 +23,8 @@ except ImportError:  # Windows has no such locks: runs there are not locked
 
 
 @contextlib.contextmanager
-def lock_run(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, or raise an error that names the process that holds it.
+def lock_run(run_dir: Path, doing: str = "training this run") -> Iterator[None]:
+    """Hold the lock of a run's folder, or raise an error that names the process that holds it and what it is doing.
 
     It is a lock of the operating system on the file ``.lock``. The lock ends when its process ends; the file remains
     and has no meaning by itself. Take the lock after worker processes were started, because they would inherit it. A
@@ -38,7 +38,7 @@ def lock_run(run_dir: Path) -> Iterator[None]:
     try:
         if fcntl is not None:
             if not _acquire(file, fcntl.flock, str(run_dir)):
-                raise RunLockedError(f"{run_dir}: in use by {_holder(file)}, which is training this run")
+                raise RunLockedError(f"{run_dir}: in use by {_holder(file)}, which is {doing}")
             _sign(file)
         yield
     finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.report.page import run_page, runs_page
@@ -27,7 +29,7 @@ def write_report(
     if output.is_dir():
         raise ConfigError(f"{output}: a folder; expected the path of an HTML file")
     found = read_runs(runs, on_run)
-    text = run_page(found[0]) if len(found) == 1 else runs_page(found)
+    text = run_page(found[0]) if len(found) == 1 else runs_page(found, link=lambda run: _link(run, output))
     if png:
         from rl_training.experiment.report.png import write_pngs
 
@@ -38,6 +40,14 @@ def write_report(
     except OSError as error:
         raise ConfigError(f"{output}: the report cannot be written: {error}") from None
     return output
+
+
+def _link(run: RunData, page: Path) -> str:
+    """Return the address of a run's own report as seen from a page; empty if it has none."""
+    report = run.path.absolute() / "report.html"
+    if not report.is_file() or report == page.absolute():
+        return ""
+    return quote(Path(os.path.relpath(report, page.absolute().parent)).as_posix(), safe="/=")
 
 
 def png_folder(output: Path) -> Path:

@@ -35,10 +35,10 @@ def run_page(run: RunData, *, refresh: int = 0, home: str | None = None) -> str:
         f'<section class="hero"><div class="card summary"><p class="eyebrow">{escape(run.algorithm)}</p>'
         f'<h1>{escape(run.task)}</h1><p class="sub">{escape(run.name)}</p>'
         f'<p class="status {run.status}">{escape(run.outcome)}</p>{_number(run, metric)}</div>'
-        f"{_figure(main, main=True) if main is not None else ''}{_facts(run)}</section>"
+        f"{figure(main, main=True) if main is not None else ''}{_facts(run)}</section>"
     )
     body = hero + _sections(others, {"Data": _change(run)}) + _video(run) + _details(run)
-    return _document(run.name, body, charts, refresh, home)
+    return document(run.name, body, charts, refresh, home)
 
 
 def runs_page(
@@ -48,7 +48,7 @@ def runs_page(
     link: Callable[[RunData], str] | None = None,
     problems: Sequence[str] = (),
 ) -> str:
-    """Return the page of several runs; ``link`` returns the address of a run's own page."""
+    """Return the page of several runs; ``link`` returns the address of a run's own page, or nothing."""
     groups = group_runs(runs)
     charts = compare_charts(groups)
     metric = main_metric(runs)
@@ -60,7 +60,7 @@ def runs_page(
         f'<section class="hero"><div class="card summary"><p class="eyebrow">{escape(", ".join(tasks[:3]))}'
         f"{f' and {len(tasks) - 3} more' if len(tasks) > 3 else ''}</p><h1>{title}</h1>"
         f'<p class="sub">{_states(runs)}</p>{_scores(scores(groups, metric), metric) if metric else ""}</div>'
-        f"{_figure(main, main=True) if main is not None else ''}{_common_facts(runs, groups, metric)}</section>"
+        f"{figure(main, main=True) if main is not None else ''}{_common_facts(runs, groups, metric)}</section>"
     )
     listed = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
     listed = f'<ul class="warnings">{listed}</ul>' if listed else ""
@@ -70,16 +70,16 @@ def runs_page(
         f"{_details(run, heading=False)}</details>"
         for run in runs
     )
-    return _document(title, body, charts, refresh, None)
+    return document(title, body, charts, refresh, None)
 
 
 def message_page(title: str, text: str, *, refresh: int = 0) -> str:
     """Return a page with a heading and a sentence."""
     body = f'<section class="card"><h1>{escape(title)}</h1><p>{escape(text)}</p></section>'
-    return _document(title, body, [], refresh, None)
+    return document(title, body, [], refresh, None)
 
 
-def _document(title: str, body: str, charts: Sequence[Chart], refresh: int, home: str | None) -> str:
+def document(title: str, body: str, charts: Sequence[Chart], refresh: int, home: str | None) -> str:
     """Put a page together. Its policy forbids every request, except to the server that refreshes it."""
     folder = Path(__file__).parent
     style, script = ((folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
@@ -113,7 +113,8 @@ def _main_chart(charts: Sequence[Chart], metric: str | None) -> Chart | None:
     return next((chart for chart in charts if chart.title.partition(",")[0] == wanted), charts[0] if charts else None)
 
 
-def _figure(chart: Chart, *, main: bool = False) -> str:
+def figure(chart: Chart, *, main: bool = False) -> str:
+    """Return the place of a chart, which the script of the page draws."""
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return (
         f'<figure class="chart card{" main" if main else ""}" data-chart="{escape(chart.key)}">'
@@ -126,7 +127,7 @@ def _sections(charts: Sequence[Chart], leads: dict[str, str]) -> str:
     """Return the charts under the headings of their sections; ``leads`` has a text for some of them."""
     parts = []
     for section in SECTIONS:
-        figures = "".join(_figure(chart) for chart in charts if chart.section == section)
+        figures = "".join(figure(chart) for chart in charts if chart.section == section)
         lead = leads.get(section, "")
         if figures or lead:
             parts.append(f'<h2 id="{_anchor(section)}">{escape(section)}</h2>{lead}<div class="grid">{figures}</div>')
@@ -156,7 +157,7 @@ def _number(run: RunData, metric: str | None) -> str:
 
 def _big_number(metric: str, value: float, context: str) -> str:
     return (
-        f'<div class="number"><span class="value">{_shown(metric, value)}</span>'
+        f'<div class="number"><span class="value">{shown_value(metric, value)}</span>'
         f'<span class="label">{MAIN_METRICS[metric]}</span><span class="interval">{context}</span></div>'
     )
 
@@ -167,11 +168,11 @@ def _facts(run: RunData) -> str:
         value = run.last(metric)
         if value is not None and metric != run.main_metric:
             interval = run.interval(metric, run.last_row(metric))
-            facts[label] = _shown(metric, value) + (f" ({_range(metric, interval)})" if interval else "")
+            facts[label] = shown_value(metric, value) + (f" ({_range(metric, interval)})" if interval else "")
     if run.result is not None:
         for metric, label in (("best/success_rate", "Best success rate"), ("best/mean_reward", "Best mean return")):
             if metric in run.result.metrics:
-                facts[label] = _shown(metric, run.result.metrics[metric])
+                facts[label] = shown_value(metric, run.result.metrics[metric])
     facts["Training time"] = duration(run.seconds)
     facts["Seed"] = str(run.config.seed)
     facts["Device"] = run.machine.get("device", run.config.device)
@@ -184,7 +185,7 @@ def _common_facts(runs: Sequence[RunData], groups: Sequence[Group], metric: str 
     scored = [(value, run) for run in runs if metric and (value := run.last(metric)) is not None]
     if metric and scored and len({run.task for run in runs}) == 1:
         value, best = max(scored, key=lambda pair: pair[0])
-        facts["Best run"] = f"{best.name} ({_shown(metric, value)})"
+        facts["Best run"] = f"{best.name} ({shown_value(metric, value)})"
     return _fact_card(facts)
 
 
@@ -307,26 +308,25 @@ def _scores(found: Sequence[Score], metric: str) -> str:
         return _big_number(metric, score.mean, context)
     rows = "".join(
         f'<tr><td class="name"><span class="swatch" style="background:var(--c{score.group.colour % 8})"></span>'
-        f'{escape(score.group.label)}</td><td class="n">{score.count}</td>'
-        f'<td class="n">{_shown(metric, score.mean)}</td>'
-        f'<td class="n">{_range(metric, score.interval) if score.interval else "one run"}</td></tr>'
+        f"{escape(score.group.label)}</td>{_cell(score.count)}{_cell(score.mean, shown_value(metric, score.mean))}"
+        f"{_cell(score.interval[0], _range(metric, score.interval)) if score.interval else _cell(None, 'one run')}</tr>"
         for score in found
     )
+    heads = (("configuration", ""), ("runs", "n"), ("mean", "n"), ("95% interval", "n"))
+    head = "".join(f'<th class="{kind}"><button type="button">{name}</button></th>' for name, kind in heads)
     return (
         f'<p class="lead">Last {MAIN_METRICS[metric]}: interquartile mean over the runs</p>'
-        '<div class="scroll"><table><thead><tr>'
-        '<th>configuration</th><th class="n">runs</th><th class="n">mean</th><th class="n">95% interval</th></tr>'
-        f"</thead><tbody>{rows}</tbody></table></div>"
+        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
-def _shown(metric: str, value: float) -> str:
+def shown_value(metric: str, value: float) -> str:
     """Return a value as the page shows it: rates with two digits, all else with four."""
     return f"{value:.2f}" if metric.endswith("rate") else f"{value:#.4g}".removesuffix(".") if value else "0"
 
 
 def _range(metric: str, interval: tuple[float, float]) -> str:
-    return f"{_shown(metric, interval[0])} to {_shown(metric, interval[1])}"
+    return f"{shown_value(metric, interval[0])} to {shown_value(metric, interval[1])}"
 
 
 def _table(runs: Sequence[RunData], groups: Sequence[Group], link: Callable[[RunData], str] | None) -> str:
@@ -342,15 +342,15 @@ def _table(runs: Sequence[RunData], groups: Sequence[Group], link: Callable[[Run
     heads += [(key.rpartition(".")[2], "") for key in keys]  # last: a narrow screen cuts these off
     rows = []
     for index, run in enumerate(runs):
-        name = escape(run.name)
-        name = f'<a href="{escape(link(run))}">{name}</a>' if link is not None else name
+        name, address = escape(run.name), link(run) if link is not None else ""
+        name = f'<a href="{escape(address)}">{name}</a>' if address else name
         swatch = f'<span class="swatch" style="background:var(--c{colours[id(run)] % 8})"></span>'
         steps = max([int(row[STEP]) for row in run.rows], default=0)
         cells = [f'<td class="name">{swatch}{name}</td>', *(_cell(values[index]) for values in texts.values())]
         cells += [_cell(run.config.seed), _cell(run.status), _cell(steps, f"{steps:,}")]
         for column in columns:
             value = run.last(column)
-            cells.append(_cell(value, "" if value is None else _shown(column, value)))
+            cells.append(_cell(value, "" if value is None else shown_value(column, value)))
         cells.append(_cell(round(run.seconds, 1), duration(run.seconds)))
         cells += [_cell(setting(run.config, key)) for key in keys]
         rows.append(f"<tr>{''.join(cells)}</tr>")
