@@ -200,6 +200,7 @@ def missing_extra(line: str) -> str | None:
         "video": (r"--video\b", "imageio_ffmpeg"),
         "offline": (r"\.(hdf5|parquet)\b", "h5py"),
         "robotics": (r"(?i)fetch|adroit", "gymnasium_robotics"),
+        "scale": (r"num_workers=", "ray"),
         "export": (r"rl-training (export|verify|share|predict policy|evaluate policy)\b|policy/", "onnxruntime"),
     }
     for extra, (pattern, module) in needs.items():

@@ -92,6 +92,12 @@ class TrainConfig(Settings):
         False, description="with one thread on a CPU, use a second core for updates while it is idle"
     )
     num_envs: int = Field(1, ge=1, le=4096, description="environments that collect data together")
+    num_workers: int = Field(
+        0, ge=0, le=100_000, description="Ray actors that play episodes for the learner; 0: it plays them itself"
+    )
+    ray_address: str | None = Field(
+        None, description="the Ray cluster of num_workers: auto, or host:port; unset: RAY_ADDRESS, else this machine"
+    )
     loggers: tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...] = Field(
         ("tensorboard", "csv"),
         description="where metrics go; csv is always among them, because resume and the report read metrics.csv",

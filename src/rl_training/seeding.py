@@ -28,6 +28,7 @@ class Stream(IntEnum):
     REPLAY = 2**25
     EXPLORATION = 2**26
     DATA_COLLECTION = 2**27
+    REMOTE_WORKERS = 2**28
 
 
 def stream_seed(seed: int, stream: int, number: int = 0) -> int:
@@ -43,3 +44,8 @@ def episode_seeds(seed: int, stream: int) -> Iterator[int]:
 def stream_generator(seed: int, stream: int) -> np.random.Generator:
     """Return NumPy's generator for one stream of a run."""
     return np.random.default_rng(np.random.SeedSequence([seed, stream]))
+
+
+def worker_generator(seed: int, worker: int, episode: int) -> np.random.Generator:
+    """Return the generator of the exploration of one episode that a remote worker plays."""
+    return np.random.default_rng(np.random.SeedSequence([seed, Stream.REMOTE_WORKERS, worker, episode]))

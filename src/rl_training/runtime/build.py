@@ -26,6 +26,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.practice import Practice
 from rl_training.runtime.random_play import play_at_random
+from rl_training.runtime.remote_collection import RemoteCollector, start_remote_collection
 from rl_training.runtime.run_records import summarize_data
 from rl_training.runtime.settings import RunSettings
 from rl_training.seeding import Stream, stream_seed
@@ -45,7 +46,7 @@ class RunComponents:
     mixture: Mixture | None
     """``experience``, if it is a mixture."""
     replay: Replay | None
-    collector: Collector | None
+    collector: Collector | RemoteCollector | None
     evaluator: Evaluator | None
     """None without an environment."""
     goals: GoalRewards | None
@@ -83,13 +84,18 @@ def build_run(
     mixture = None
     if offline_data is not None:
         mixture = Mixture(offline_data, replay, settings.prior.offline_share(0.0))
-    envs = make_vector_env(required_env_id(config), config.env_kwargs, config.num_envs)
-    practice = None
-    if goals is not None and settings.hindsight.practice_goals:
-        assert isinstance(replay, HERReplayBuffer)
-        assert replay.cells is not None  # it counts goals for this
-        practice = Practice(replay.cells, goals, config.num_envs)
-    collector = Collector(envs, learner, settings.exploration, config.seed, practice)
+    collector: Collector | RemoteCollector
+    env_id = required_env_id(config)
+    if config.num_workers:
+        collector = start_remote_collection(config, settings, env_id, learner, hindsight=goals is not None)
+    else:
+        envs = make_vector_env(env_id, config.env_kwargs, config.num_envs)
+        practice = None
+        if goals is not None and settings.hindsight.practice_goals:
+            assert isinstance(replay, HERReplayBuffer)
+            assert replay.cells is not None  # it counts goals for this
+            practice = Practice(replay.cells, goals, config.num_envs)
+        collector = Collector(envs, learner, settings.exploration, config.seed, practice)
     return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator, goals, summary)
 
 

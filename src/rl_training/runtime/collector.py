@@ -62,11 +62,47 @@ class Transition(NamedTuple):
     truncated: Array
 
 
-class Collector:
+class RolloutStatistics:
+    """The episodes of a run that ended lately, and how many of its actions were at their bounds.
+
+    Attributes:
+        finished: the last 100 episodes.
+        ended: the episodes that the last step ended.
+        saturation: actions of the policy at their bounds, and all of them, since the last row of the log.
+    """
+
+    def __init__(self) -> None:
+        self.finished: deque[EpisodeRecord] = deque(maxlen=100)
+        self.ended: list[EpisodeRecord] = []
+        self.saturation = [0, 0]
+
+    def rollout_metrics(self) -> dict[str, float]:
+        """Return the mean return, length and success rate of the last 100 finished episodes."""
+        if not self.finished:
+            return {}
+        metrics = {
+            "rollout/ep_rew_mean": float(np.mean([record.reward for record in self.finished])),
+            "rollout/ep_len_mean": float(np.mean([record.length for record in self.finished])),
+        }
+        successes = [record.success for record in self.finished if record.success is not None]
+        if successes:
+            metrics["rollout/success_rate"] = float(np.mean(successes))
+        return metrics
+
+    def take_saturation(self) -> dict[str, float]:
+        """Return the share of the policy's actions at their bounds since the last call."""
+        saturated, count = self.saturation
+        self.saturation = [0, 0]
+        return {"rollout/saturated_actions": saturated / count} if count else {}
+
+
+class Collector(RolloutStatistics):
     """Steps a vector environment with an exploring policy.
 
     Environments are reset here, each episode with its own derived seed, so that no transition crosses an episode's end
     and an unfinished episode can be restored by starting it again and repeating its actions.
+
+    The seed of an episode follows from the index of its environment. ``first_index`` is that of the first one here.
     """
 
     def __init__(
@@ -76,9 +112,12 @@ class Collector:
         settings: ExplorationSettings,
         seed: int,
         practice: Practice | None = None,
+        *,
+        first_index: int = 0,
     ) -> None:
+        super().__init__()
         self.envs, self.learner, self.spec = envs, learner, learner.spec
-        self.seed = seed
+        self.seed, self._first_index = seed, first_index
         self.num_envs = envs.num_envs
         noise, random = settings.exploration_noise, settings.random_action_prob
         self._noise = learner.run_defaults.get("exploration_noise", 0.0) if noise is None else noise
@@ -87,13 +126,10 @@ class Collector:
         self._correlation, self._practice = settings.noise_correlation, practice
         self.rng = stream_generator(seed, Stream.EXPLORATION)
         self._choose = accelerated_actions(learner)
-        self.finished: deque[EpisodeRecord] = deque(maxlen=100)
-        self.ended: list[EpisodeRecord] = []  # the episodes that the last step ended
         self._episodes = np.zeros(self.num_envs, np.int64)
         self._returns = np.zeros(self.num_envs)
         self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]  # the actions of each unfinished episode
         self._observations: Observation | None = None
-        self._saturation = [0, 0]  # actions of the policy at their bounds, and all, since the last row of the log
         self._sent = np.zeros((self.num_envs, self.spec.action_dim), np.float32)
         self._drift = np.zeros_like(self._sent)  # the exploration noise of the last step, if it is correlated
 
@@ -144,8 +180,8 @@ class Collector:
             actions = random_actions(self.spec, self.rng, self.num_envs)
         else:
             if not self.spec.is_discrete:
-                self._saturation[0] += int((np.abs(actions) > _AT_BOUND).sum())
-                self._saturation[1] += actions.size
+                self.saturation[0] += int((np.abs(actions) > _AT_BOUND).sum())
+                self.saturation[1] += actions.size
             actions = self._explore(actions, progress)
         require_finite_actions(actions, self.learner)
         self._sent = actions
@@ -193,26 +229,20 @@ class Collector:
             step.truncated | (step.terminated & ~terminated),
         )
 
+    def start_episode(self, number: int) -> None:
+        """Make the episode with this number the next one in every environment; unfinished episodes are dropped."""
+        if (self._episodes != number).any() or any(self._actions):
+            self._episodes[:] = number
+            self._returns[:] = 0.0
+            self._actions = [[] for _ in range(self.num_envs)]
+            self._observations = None
+
     def rollout_metrics(self) -> dict[str, float]:
-        """Return the mean return, length and success rate of the last 100 finished episodes."""
-        if not self.finished:
-            return {}
-        metrics = {
-            "rollout/ep_rew_mean": float(np.mean([record.reward for record in self.finished])),
-            "rollout/ep_len_mean": float(np.mean([record.length for record in self.finished])),
-        }
-        successes = [record.success for record in self.finished if record.success is not None]
-        if successes:
-            metrics["rollout/success_rate"] = float(np.mean(successes))
-        if self._practice is not None:
+        """Return the mean return, length and success rate of the last 100 finished episodes, and who practises."""
+        metrics = super().rollout_metrics()
+        if self._practice is not None and metrics:
             metrics["rollout/practice_share"] = float(self._practice.active.mean())
         return metrics
-
-    def take_saturation(self) -> dict[str, float]:
-        """Return the share of the policy's actions at their bounds since the last call."""
-        saturated, count = self._saturation
-        self._saturation = [0, 0]
-        return {"rollout/saturated_actions": saturated / count} if count else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs, unfinished episodes included."""
@@ -226,7 +256,7 @@ class Collector:
                 str(i): np.array(actions).reshape(-1, self.spec.action_dim) for i, actions in enumerate(self._actions)
             },
             "observations": None if observations is None else self._flat(observations),
-            "saturation": list(self._saturation),
+            "saturation": list(self.saturation),
             **({} if self._correlation == 0.0 else {"drift": self._drift.copy()}),
             **({} if self._practice is None else {"practice": self._practice.state_dict()}),
         }
@@ -241,7 +271,7 @@ class Collector:
         if len(state["episodes"]) != self.num_envs:
             raise ValueError(f"there are {self.num_envs} environments, the stored run had {len(state['episodes'])}")
         self.rng.bit_generator.state = state["rng"]
-        self._saturation = list(state.get("saturation", [0, 0]))  # states from before 0.3 have none
+        self.saturation = list(state.get("saturation", [0, 0]))  # states from before 0.3 have none
         self.finished.clear()
         self.finished.extend(EpisodeRecord(*record) for record in state["finished"])
         self._episodes, self._returns = state["episodes"].copy(), state["returns"].copy()
@@ -283,7 +313,7 @@ class Collector:
         """
         random_state = self.rng.bit_generator.state
         counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
-        saturation = list(self._saturation)
+        saturation = list(self.saturation)
         episodes = [(actions, len(actions)) for actions in self._actions]
         drift, undo_practice = self._drift, None if self._practice is None else self._practice.undo_point()
 
@@ -293,7 +323,7 @@ class Collector:
                 undo_practice()
             self.rng.bit_generator.state = random_state
             self._observations, self._episodes, self._returns, self.finished = counts
-            self._saturation = saturation
+            self.saturation = saturation
             self._actions = [actions[:length] for actions, length in episodes]
 
         return undo
@@ -307,7 +337,7 @@ class Collector:
                 achieved, desired = self._observations["achieved_goal"], self._observations["desired_goal"]
                 distance, goal = goal_outcome(achieved[index], desired[index])
             outcome = float(self._returns[index]), len(self._actions[index]), success
-            records.append(EpisodeRecord(*outcome, distance, int(index), goal))
+            records.append(EpisodeRecord(*outcome, distance, self._first_index + int(index), goal))
             self._actions[index] = []
         self.finished.extend(records)
         self._episodes[done] += 1
@@ -324,7 +354,10 @@ class Collector:
 
     def _reset(self, mask: Array) -> Observation:
         """Reset the environments in ``mask``, each with the seed of its episode; the others' observations stay."""
-        seeds = [stream_seed(self.seed, index, int(episode)) for index, episode in enumerate(self._episodes)]
+        seeds = [
+            stream_seed(self.seed, self._first_index + index, int(number))
+            for index, number in enumerate(self._episodes)
+        ]
         observations, _ = self.envs.reset(seed=cast(Any, seeds), options={"reset_mask": mask})
         require_finite_step(observations, _NO_REWARD)
         return observations  # type: ignore[no-any-return]

@@ -39,6 +39,12 @@ class CollectionSettings(Settings):
     overlap_collection: bool = Field(
         False, description="learn while environments in other processes step; updates then miss the newest step"
     )
+    max_policy_age: int = Field(
+        20_000,
+        ge=1,
+        description="with num_workers: transitions that the learner may take while an episode is played; older ones are"
+        " dropped",
+    )
 
 
 class PriorSettings(Settings):

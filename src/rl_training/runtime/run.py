@@ -130,6 +130,11 @@ def train_stack(
     """
     configs = [complete_config(config) for config in configs]
     _require_same(configs)
+    if configs[0].num_workers:
+        raise ConfigError(
+            f"num_workers = {configs[0].num_workers}: a stack of runs collects in one process; expected 0, or one run"
+            " after another (--no-stack)"
+        )
     approve(configs[0].env_id)
     with _recorded_for_all(len(configs)) as warning_logs:
         trainers = []

@@ -212,7 +212,21 @@ def _check_sizes(config: TrainConfig, run: RunSettings) -> None:
     if not run.online:
         if config.num_envs != 1:
             raise ConfigError(f"num_envs = {config.num_envs} collect nothing offline: expected 1, or online: true")
+        if config.num_workers:
+            raise ConfigError(
+                f"num_workers = {config.num_workers} collect nothing offline: expected 0, or online: true"
+            )
         return
+    if config.num_workers and config.num_envs != 1:
+        raise ConfigError(
+            f"num_envs = {config.num_envs} and num_workers = {config.num_workers}: every worker plays in one"
+            " environment; expected num_envs: 1"
+        )
+    if config.num_workers and run.algorithm.hindsight and run.hindsight.practice_goals:
+        raise ConfigError(
+            f"algo_kwargs.practice_goals = True and num_workers = {config.num_workers}: workers do not know which goals"
+            " were achieved; expected practice_goals: false, or num_workers: 0"
+        )
     capacity, batch_size = run.replay.buffer_capacity, run.learner.batch_size
     if config.env_id is None:
         raise ConfigError(f"{config.algo}: key 'env_id' is required and missing")

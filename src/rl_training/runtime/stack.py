@@ -232,7 +232,7 @@ class RunStack:
 
 
 def _collector(trainer: Trainer) -> Collector:
-    assert trainer.collector is not None
+    assert isinstance(trainer.collector, Collector)  # train_stack refuses num_workers
     return trainer.collector
 
 

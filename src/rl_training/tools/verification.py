@@ -198,6 +198,8 @@ def _reasons(config: TrainConfig, then: dict[str, Any], now: dict[str, Any]) -> 
         f"{key} is {after or 'missing'}, and was {before or 'missing'} when the checkpoint was written"
         for key, before, after in differences(then.get("machine", {}), now.get("machine", {}))
     ]
+    if config.num_workers:
+        reasons.append(f"num_workers = {config.num_workers}: the order in which episodes arrive is not repeated")
     if config.env_id is not None and not _repeats(config.env_id, config.env_kwargs, config.seed):
         reasons.append(f"{config.env_id} is not deterministic: the same seed and actions give other observations")
     return reasons or [
