@@ -34,6 +34,6 @@ class AdvantageWeighted(ActorCritic):
         log_probs: Tensor = self.model.actor.log_prob(batch.observations, batch.actions)  # [B]
         return -(weights * log_probs).mean()
 
-    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Any:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None = None) -> Any:
         actor = self.model.actor
         return actor.mode(observations) if deterministic else actor.sample(observations, self.generator, noise)

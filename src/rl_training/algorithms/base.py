@@ -126,7 +126,7 @@ class Learner(nn.Module):
         """Do one optimisation step."""
         raise NotImplementedError
 
-    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Tensor:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None = None) -> Tensor:
         """Return actions ``[B, action_dim]`` for normalised observations ``[B, policy_dim]``."""
         raise NotImplementedError
 
@@ -156,6 +156,8 @@ class Learner(nn.Module):
         """
         if self.normalizer is not None:
             observations = self.normalizer(observations)
+        if noise is None:
+            return self._act(observations, deterministic)
         return self._act(observations, deterministic, noise)
 
     def predict(self, observation: Observation, deterministic: bool = True) -> NDArray[Any]:

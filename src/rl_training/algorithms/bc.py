@@ -60,7 +60,7 @@ class BC(Learner):
         self._minimize(loss, self.actor_optimizer)
         return metrics
 
-    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Any:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None = None) -> Any:
         if self.spec.is_discrete:
             return self.actor(observations).argmax(dim=1, keepdim=True).float()
         if self.settings.policy == "deterministic":

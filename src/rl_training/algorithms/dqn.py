@@ -54,5 +54,5 @@ class DQN(CriticLearner):
         soft_update(self.model.target_critic.parameters(), self.model.critic.parameters(), self.settings.tau)
         return metrics
 
-    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Any:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None = None) -> Any:
         return self.model.critic(observations).argmax(dim=1, keepdim=True).float()

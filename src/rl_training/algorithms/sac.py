@@ -120,7 +120,7 @@ class SAC(ActorCritic):
         metrics["train/alpha"] = self.log_alpha.detach().exp()
         return metrics
 
-    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Any:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None = None) -> Any:
         if deterministic:
             return self.model.actor.mode(observations)
         return self.model.actor.draw(observations, self.generator, noise)

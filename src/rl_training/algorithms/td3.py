@@ -96,5 +96,5 @@ class TD3(ActorCritic):
             super()._move_targets()
             soft_update(self.model.target_actor.parameters(), self.model.actor.parameters(), self.settings.tau)
 
-    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None) -> Any:
+    def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None = None) -> Any:
         return self.model.actor(observations)

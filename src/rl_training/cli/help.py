@@ -31,7 +31,7 @@ EXAMPLES = {
         "rl-training sweep sweep.yaml --dry-run",
         "rl-training sweep sweep.yaml --workers 2",
         "rl-training sweep sweep.yaml --ray-address auto",
-        "rl-training sweep sweep.yaml --slurm > job.sh",
+        "rl-training sweep sweep.yaml --slurm",
     ),
     "tune": ("rl-training tune tune.yaml --dry-run", "rl-training tune tune.yaml --workers 2"),
     "evaluate": ("rl-training evaluate RUN --episodes 100", "rl-training evaluate RUN/checkpoints/latest --video"),
