@@ -643,6 +643,9 @@ class TestDistanceShortcut:
         env, _ = self.env_with(norm_of(np.inf), threshold=threshold)  # no distance of two points
         functions = GoalFunctions(env)
         assert functions.distance_threshold is None
+        reward = env.compute_reward
+        env.compute_reward = lambda a, d, info: reward(a, d, info) if np.abs(d).max() < 9 else 1 / 0
+        assert GoalFunctions(env).distance_threshold is None  # it fails on goals that are too far
         achieved, desired = self.near_pairs()
         np.testing.assert_array_equal(functions.rewards(achieved, desired), env.compute_reward(achieved, desired, {}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import count as numbers
@@ -146,12 +147,12 @@ class GoalRewards:
         is_number = isinstance(threshold, (int, float, np.number)) and not isinstance(threshold, bool)
         size = float(cast(Any, threshold)) if is_number else 0.0
         self._env_reward = self._choose(env, "compute_reward", achieved, desired)
-        named = size if size > 0 else None
-        found = named or find_threshold(self._env_reward, achieved[0])
+        self.distance_threshold = size if size > 0 else None
         self._distance_reward: DistanceRule | None = None
-        if found is not None:
-            self._distance_reward = find_distance_rule(self._env_reward, achieved, found)
-        self.distance_threshold = found if self._distance_reward is not None else named
+        if self.distance_threshold is not None:
+            self._distance_reward = find_distance_rule(self._env_reward, achieved, self.distance_threshold)
+        else:
+            self._find_threshold(achieved)
         self._torch_reward = _matching_torch_reward(env, self._env_reward, achieved, desired)
         self._batches, self._spot_checks = 0, 0
         has_termination = env.has_wrapper_attr("compute_terminated")
@@ -163,6 +164,14 @@ class GoalRewards:
         binary = len(values) == 2 and bool(np.isfinite(values).all())
         self.reward_range = self._transform.apply_range((float(values[0]), float(values[1]))) if binary else None
         self._warned = False
+
+    def _find_threshold(self, achieved: Array) -> None:
+        """Look for the tolerance of an environment that does not name it, in its reward."""
+        with contextlib.suppress(Exception):  # the environment may refuse goals that it never gave
+            found = find_threshold(self._env_reward, achieved[0])
+            rule = None if found is None else find_distance_rule(self._env_reward, achieved, found)
+            if rule is not None:
+                self.distance_threshold, self._distance_reward = rule.threshold, rule
 
     @property
     def recomputes_termination(self) -> bool:
