@@ -412,3 +412,9 @@ def test_robotics_tasks_that_cannot_be_imported_are_an_error_of_the_input(monkey
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     with pytest.raises(EnvError, match=r"cannot be imported \(MUJOCO_GL = 'osmesa'\): AttributeError: no glGetError"):
         make_env("NoSuchTask-v0")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("panda_gym") is not None, reason="panda-gym is installed")
+def test_panda_tasks_name_their_extra() -> None:
+    with pytest.raises(MissingExtraError, match=r"PandaPush-v3 needs an optional package: pip install .*panda"):
+        make_env("PandaPush-v3")

@@ -23,7 +23,10 @@ from rl_training.experiment.preset_time import Duration, measure_duration
 from test_cli import Run, run  # noqa: F401 (a fixture)
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-UNMEASURED = {"her/fetch_push_cpu", "her/fetch_slide", "her/hand_reach", "her/point_maze"}
+UNMEASURED = {
+    f"her/{task}"
+    for task in ("fetch_push_cpu", "fetch_slide", "hand_reach", "panda_pick_and_place", "panda_push", "point_maze")
+}
 
 
 class TestPresets:

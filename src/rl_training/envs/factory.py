@@ -230,5 +230,11 @@ def _require_registered(env_id: str) -> None:
             return
     elif name.startswith(_ROBOTICS_PREFIXES):
         raise MissingExtraError(env_id, "robotics")
+    if name.startswith("Panda"):
+        if importlib.util.find_spec("panda_gym") is None:
+            raise MissingExtraError(env_id, "panda")
+        importlib.import_module("panda_gym")  # it registers its tasks
+        if name in gym.registry:
+            return
     own = f"; the module {module!r} does not register it" if module else "; for your own environment write module:Name"
     raise EnvError(f"env_id {env_id!r}: no such environment{did_you_mean(name, gym.registry) or own}")
