@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,6 @@ class StopAt(Callback):
 
     def on_step(self, trainer: Trainer) -> None:
         if trainer.state.global_step == self.step:
-            import os
             import signal
 
             os.kill(os.getpid(), signal.SIGTERM)
@@ -228,3 +228,16 @@ def test_the_runs_are_evaluated_at_the_same_time(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(EvaluationProcess, name, watched)
     train_stack(configs(tmp_path, total_timesteps=60))
     assert calls == ["start"] * 3 + ["run"] * 3
+
+
+def test_the_processes_of_evaluations_do_not_hold_the_locks_of_the_runs(tmp_path: Path) -> None:
+    class Look(Callback):
+        def on_training_start(self, trainer: Trainer) -> None:
+            assert isinstance(trainer.evaluator, EvaluationProcess)
+            pid = trainer.evaluator._process.pid
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+            self.locks = [name for name in links if name.endswith(".lock")]
+
+    look = Look()
+    train_stack(configs(tmp_path, total_timesteps=60), callbacks=[look])
+    assert look.locks == []

@@ -71,6 +71,7 @@ class EvaluationProcess:
     def close(self) -> None:
         """End the process and close the environment."""
         self._process.kill()
+        self._process.join()
         self._pipe.close()
         self.evaluator.close()
 

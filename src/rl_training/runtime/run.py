@@ -146,9 +146,10 @@ def train_stack(
         members = [trainer.run_dir.name for trainer in trainers]
         for trainer in trainers:
             write_durably(trainer.run_dir / STACK, to_json({"members": members}, indent=1) + "\n")
+        stack = RunStack(trainers)
         with _locked(trainers):
             _attach(warning_logs, trainers)
-            return RunStack(trainers).run()
+            return stack.run()
 
 
 def stack_members(run_dir: Path) -> list[Path]:
@@ -199,6 +200,7 @@ def _resume_stack(
     common = set[tuple[int, int]].intersection(*(trainer.store.orders() for trainer in going_on)) if going_on else set()
     if going_on and not common:
         raise CheckpointError(f"{run_dir}: the runs of its stack have no checkpoint in common to resume from")
+    stack = RunStack(trainers, ended)
     with _locked(trainers):
         for index, trainer in enumerate(trainers):
             trainer.restore(None if index in ended else max(common))
@@ -207,7 +209,7 @@ def _resume_stack(
         for config, folder in zip(configs, folders, strict=True) if changed else ():
             write_durably(folder / "config.yaml", config.to_yaml())
         _attach(warning_logs, trainers, resumed=True)
-        return RunStack(trainers, ended).run()
+        return stack.run()
 
 
 def _require_longer(config: TrainConfig, trainer: Trainer) -> None:

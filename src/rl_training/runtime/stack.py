@@ -48,16 +48,20 @@ class RunStack:
     """
 
     def __init__(self, trainers: Sequence[Trainer], ended: Collection[int] = ()) -> None:
-        """``ended`` names runs that ended in an earlier part of the stack and are only kept for its shape."""
+        """Start the processes of the evaluations; they would inherit the locks of the runs, which come later.
+
+        ``ended`` names runs that ended in an earlier part of the stack and are only kept for its shape.
+        """
         self.trainers = list(trainers)
         self.failures: dict[int, RLTrainingError] = {}
         self._ended_before, self._ended = set(ended), set(ended)
+        for index in self._active():
+            self._evaluate_in_process(self.trainers[index])
 
     def run(self) -> list[TrainResult]:
         """Train to the end and return how each run ended."""
         for index in self._active():
             remove_old_outcome(self.trainers[index].run_dir)
-            self._evaluate_in_process(self.trainers[index])
         try:
             with stop_on_signals(self._stop):
                 self._each(Trainer.start)
