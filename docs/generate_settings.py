@@ -23,7 +23,6 @@ from rl_training.envs.factory import EnvSettings, WrapperSettings
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.experiment.preset_table import read_preset
 from rl_training.experiment.setting_tables import BACKEND_MEANING, ONLINE_MEANING, Markup, describe_settings
-from rl_training.runtime.collector import ExplorationSettings
 from rl_training.runtime.controls import (
     CollectionSettings,
     EarlyStoppingConfig,
@@ -31,6 +30,7 @@ from rl_training.runtime.controls import (
     LoopSettings,
     PriorSettings,
 )
+from rl_training.runtime.exploration import ExplorationSettings
 from rl_training.runtime.schedules import Schedule
 
 PAGE = Path(__file__).parent / "configuration.md"

@@ -14,7 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rl_training.algorithms import DDPG, DQN, SAC, TD3, Learner
 from rl_training.data import ReplayBuffer
 from rl_training.envs.factory import space_spec
-from rl_training.runtime.collector import Collector, ExplorationSettings, Transition
+from rl_training.runtime.collector import Collector, Transition
+from rl_training.runtime.exploration import ExplorationSettings
 from rl_training.seeding import stream_seed
 from rl_training.types import flatten_goal_observation
 from scripted_env import HIGH, LOW, ScriptedEnv

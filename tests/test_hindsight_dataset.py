@@ -15,8 +15,8 @@ from conftest import StopAt
 from rl_training.config import TrainConfig, parse_config
 from rl_training.data import HERReplayBuffer, TransitionDataset
 from rl_training.data.dataset_loaders import write_transitions
-from rl_training.data.her_replay_buffer import HindsightSettings
 from rl_training.data.hindsight_dataset import HindsightDataset
+from rl_training.data.hindsight_settings import HindsightSettings
 from rl_training.data.mixture import Mixture
 from rl_training.envs.factory import make_env, space_spec
 from rl_training.envs.goals import GoalFunctions

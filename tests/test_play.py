@@ -16,7 +16,7 @@ from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.play import play
 from rl_training.errors import EnvError
 from rl_training.interrupts import Interrupted, OutOfTimeError, TimeLimit, stop_on_signals
-from rl_training.runtime.collector import random_actions
+from rl_training.runtime.exploration import random_actions
 from rl_training.runtime.random_play import play_at_random
 from rl_training.seeding import stream_seed
 

@@ -31,7 +31,8 @@ from rl_training.errors import (
     WorkerError,
 )
 from rl_training.runtime import Callback, ray_session, remote_collection, worker_pool
-from rl_training.runtime.collector import Collector, ExplorationSettings
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.exploration import ExplorationSettings
 from rl_training.runtime.ray_session import RaySession
 from rl_training.runtime.remote_collection import RemoteCollector, start_remote_collection
 from rl_training.runtime.remote_worker import (

@@ -99,14 +99,19 @@ def train(
         show(results[0])
     else:
         results = _train_all(configs, name, show, stack=stack, resume_auto=resume_auto, progress_bar=not quiet)
+    noun = "seeds" if len({run_config.seed for run_config in configs}) == len(configs) else "runs"
+    _print_answers(results, noun if seeds is not None or len(configs) > 1 else None, json_)
+    _exit_as(results)
+
+
+def _print_answers(results: list[TrainResult], several: str | None, json_: bool) -> None:
+    """Print the results as JSON, or a table over ``several`` seeds or runs; that of one run is printed already."""
     answers = [result.to_json() for result in results]
-    several = seeds is not None or len(configs) > 1
     if json_:
         print(to_json({"runs": answers, **_over_seeds(answers)} if several else answers[0]))
     elif several:
-        noun = "seeds" if len({run_config.seed for run_config in configs}) == len(configs) else "runs"
-        _print_seed_table([answer for answer in answers if answer["status"] not in ("interrupted", "failed")], noun)
-    _exit_as(results)
+        ended = [answer for answer in answers if answer["status"] not in ("interrupted", "failed")]
+        _print_seed_table(ended, several)
 
 
 def _overrides(init_from: Path | None, changes: list[str], given: dict[str, Any]) -> list[str]:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_training.data.her_replay_buffer import HERReplayBuffer, HindsightSettings
+from rl_training.data.her_replay_buffer import HERReplayBuffer
+from rl_training.data.hindsight_settings import HindsightSettings
 from rl_training.data.offline_dataset import TransitionDataset, same_data
 from rl_training.envs.goals import GoalRewards
 from rl_training.errors import DatasetError

@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.stack import LearnerStack
-from rl_training.config import Settings
 from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
 from rl_training.errors import EnvError, EnvFailedError
 from rl_training.interrupts import Interrupted
 from rl_training.runtime.action_graphs import accelerated_actions
+from rl_training.runtime.exploration import ExplorationSettings, random_actions
 from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.practice import Practice
+from rl_training.runtime.rollout_statistics import RolloutStatistics
 from rl_training.runtime.run_records import EpisodeRecord, goal_outcome
 from rl_training.runtime.schedules import Schedule
 from rl_training.seeding import Stream, stream_generator, stream_seed
-from rl_training.types import Observation, SpaceSpec
+from rl_training.types import Observation
 
 Array = NDArray[Any]
 
 _NO_REWARD = np.zeros(0)
 _AT_BOUND = 0.98  # an action beyond it is at the bound of [-1, 1]
-
-
-class ExplorationSettings(Settings):
-    """Exploration while collecting data. Unset values are the learner's defaults."""
-
-    exploration_noise: float | None = Field(None, ge=0, description="std of Gaussian noise on actions in [-1, 1]")
-    random_action_prob: Annotated[float, Field(ge=0, le=1)] | Schedule | None = Field(
-        None, description="probability of a uniformly random action: a number, or a schedule of one"
-    )
-
-    noise_correlation: float = Field(
-        0.0, ge=0, lt=1, description="correlation of exploration noise from step to step, in every second episode"
-    )
-
-    @model_validator(mode="after")
-    def _probabilities(self) -> ExplorationSettings:
-        schedule = self.random_action_prob
-        if isinstance(schedule, Schedule) and max(schedule.start, schedule.end) > 1:
-            raise ValueError(f"random_action_prob goes from {schedule.start:g} to {schedule.end:g}: expected at most 1")
-        return self
 
 
 class Transition(NamedTuple):
@@ -60,40 +39,6 @@ class Transition(NamedTuple):
     next_observations: Observation
     terminated: Array
     truncated: Array
-
-
-class RolloutStatistics:
-    """The episodes of a run that ended lately, and how many of its actions were at their bounds.
-
-    Attributes:
-        finished: the last 100 episodes.
-        ended: the episodes that the last step ended.
-        saturation: actions of the policy at their bounds, and all of them, since the last row of the log.
-    """
-
-    def __init__(self) -> None:
-        self.finished: deque[EpisodeRecord] = deque(maxlen=100)
-        self.ended: list[EpisodeRecord] = []
-        self.saturation = [0, 0]
-
-    def rollout_metrics(self) -> dict[str, float]:
-        """Return the mean return, length and success rate of the last 100 finished episodes."""
-        if not self.finished:
-            return {}
-        metrics = {
-            "rollout/ep_rew_mean": float(np.mean([record.reward for record in self.finished])),
-            "rollout/ep_len_mean": float(np.mean([record.length for record in self.finished])),
-        }
-        successes = [record.success for record in self.finished if record.success is not None]
-        if successes:
-            metrics["rollout/success_rate"] = float(np.mean(successes))
-        return metrics
-
-    def take_saturation(self) -> dict[str, float]:
-        """Return the share of the policy's actions at their bounds since the last call."""
-        saturated, count = self.saturation
-        self.saturation = [0, 0]
-        return {"rollout/saturated_actions": saturated / count} if count else {}
 
 
 class Collector(RolloutStatistics):
@@ -412,11 +357,3 @@ def _success(infos: dict[str, Any], index: int) -> bool | None:
         if key in infos and (f"_{key}" not in infos or infos[f"_{key}"][index]):
             return bool(infos[key][index])
     return None
-
-
-def random_actions(spec: SpaceSpec, rng: np.random.Generator, count: int) -> Array:
-    """Return ``[count, action_dim]`` actions, uniform over the policy's range."""
-    shape = (count, spec.action_dim)
-    if spec.num_actions is not None:
-        return rng.integers(spec.num_actions, size=shape).astype(np.float32)
-    return rng.uniform(-1.0, 1.0, size=shape).astype(np.float32)

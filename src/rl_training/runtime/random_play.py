@@ -12,7 +12,7 @@ import numpy as np
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.play import play
-from rl_training.runtime.collector import random_actions
+from rl_training.runtime.exploration import random_actions
 from rl_training.seeding import Stream, episode_seeds, stream_generator
 from rl_training.types import Observation
 

@@ -24,9 +24,10 @@ from rl_training.config import TrainConfig
 from rl_training.envs.objects import is_object_id
 from rl_training.errors import EnvError
 from rl_training.interrupts import asked_to_stop, raise_if_asked_to_stop
-from rl_training.runtime.collector import RolloutStatistics, Transition
+from rl_training.runtime.collector import Transition
 from rl_training.runtime.ray_session import RaySession
 from rl_training.runtime.remote_worker import Played, Request, WorkerPlan, acting_weights
+from rl_training.runtime.rollout_statistics import RolloutStatistics
 from rl_training.runtime.run_records import EpisodeRecord
 from rl_training.runtime.settings import RunSettings
 from rl_training.runtime.worker_pool import WorkerPool

@@ -17,7 +17,8 @@ from rl_training.algorithms.base import Learner, LearnerSettings
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import RLTrainingError
 from rl_training.interrupts import ignore_signals
-from rl_training.runtime.collector import Collector, ExplorationSettings, Transition
+from rl_training.runtime.collector import Collector, Transition
+from rl_training.runtime.exploration import ExplorationSettings
 from rl_training.runtime.run_records import EpisodeRecord
 from rl_training.seeding import worker_generator
 from rl_training.types import Observation, SpaceSpec

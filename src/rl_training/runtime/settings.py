@@ -26,12 +26,12 @@ from rl_training.config import (
     unknown_key,
 )
 from rl_training.data.dataset_loaders import DatasetSettings, RewardSettings
-from rl_training.data.her_replay_buffer import HindsightSettings
+from rl_training.data.hindsight_settings import HindsightSettings
 from rl_training.data.replay_buffer import ReplaySettings
 from rl_training.envs.factory import EnvSettings, split_env_kwargs
 from rl_training.errors import ConfigError
-from rl_training.runtime.collector import ExplorationSettings
 from rl_training.runtime.controls import CollectionSettings, InitSettings, LoopSettings, PriorSettings
+from rl_training.runtime.exploration import ExplorationSettings
 
 GroupT = TypeVar("GroupT", bound=Settings)
 
