@@ -19,6 +19,7 @@ import torch
 from rl_training.algorithms.stack import LearnerStack
 from rl_training.algorithms.table import ALGORITHMS
 from rl_training.data import HERReplayBuffer, TransitionDataset
+from rl_training.data.hindsight_settings import HindsightSettings
 from rl_training.data.mixture import Mixture, Source
 from rl_training.envs.distance_rule import DeviceRewards, DistanceRule
 from rl_training.envs.rewards import RewardTransform
@@ -53,9 +54,10 @@ class Distance:
         """Accept everything."""
 
 
-def hindsight(device: str, rows: int, seed: int) -> HERReplayBuffer:
+def hindsight(device: str, rows: int, seed: int, settings: HindsightSettings) -> HERReplayBuffer:
     """Return a buffer with episodes of 50 steps, in half of which the goal moves."""
-    buffer = HERReplayBuffer(FETCH, rows + 1_000, Distance(), device=device, seed=seed)  # type: ignore[arg-type]
+    goals: Any = Distance()
+    buffer = HERReplayBuffer(FETCH, rows + 1_000, goals, device=device, seed=seed, settings=settings)
     rng = np.random.default_rng(seed)
     for episode in range(rows // 51):
         path = np.cumsum(rng.normal(0, 0.02 * (episode % 2), (51, 3)), axis=0)
@@ -83,6 +85,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("DDPG + HER, batch 256, 2x256", "ddpg", {"batch_size": 256}, "hindsight"),
     ("SAC + HER, batch 256, 2x256", "sac", {"batch_size": 256}, "hindsight"),
     ("SAC + HER, batch 1,024, 3x256", "sac", {"batch_size": 1024, "hidden_sizes": [256] * 3}, "hindsight"),
+    ("SAC + HER, pursued goals, batch 512, 3x256", "sac", {"batch_size": 512, "hidden_sizes": [256] * 3}, "pursued"),
     ("RLPD, 10 critics, batch 256, 2x256", "rlpd", {"batch_size": 256}, "mixture"),
     ("TD3+BC, batch 256, 2x256", "td3_bc", {"batch_size": 256}, "logged"),
     ("IQL, batch 256, 2x256", "iql", {"batch_size": 256}, "logged"),
@@ -92,16 +95,22 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
 def source(kind: str, device: str, rows: int, seed: int) -> Source:
     """Return the data of one learner."""
     if kind == "hindsight":
-        return hindsight(device, rows, seed)
+        return hindsight(device, rows, seed, HindsightSettings())
+    if kind == "pursued":
+        return hindsight(device, rows, seed, HindsightSettings(goal_priority="pursued"))
     if kind == "mixture":
         return Mixture(logged(device, rows, seed), logged(device, rows, seed + 100), 0.5)
     return logged(device, rows, seed)
 
 
-def microseconds(name: str, options: dict[str, Any], kind: str, device: str, rows: int, members: int) -> float:
+def microseconds(
+    name: str, options: dict[str, Any], kind: str, device: str, rows: int, members: int, fuse: bool
+) -> float:
     """Return the time of one batch and its update, of one learner or of a stack."""
-    spec = FETCH if kind == "hindsight" else PLAIN
+    spec = FETCH if kind in ("hindsight", "pursued") else PLAIN
     learners = [ALGORITHMS[name].learner(spec, options, device=device, seed=i) for i in range(members)]
+    for each in learners:
+        each.fuses_kernels = fuse
     sources = [source(kind, device, rows, seed=i) for i in range(members)]
     learner, data = (learners[0], sources[0]) if members == 1 else (LearnerStack(learners), DataStack(sources))
     update = accelerated_updates(learner, data, options["batch_size"])  # type: ignore[arg-type]
@@ -130,17 +139,21 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--precision", choices=["fp32", "tf32"], default="tf32")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--normalize", action="store_true", help="normalise observations, as the presets do")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("highest" if options.precision == "fp32" else "high")
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
-    print(f"{machine}, torch {torch.__version__}, {options.precision}, {options.rows:,} rows\n")
+    compiled = "compiled" if options.compile else "not compiled"
+    print(f"{machine}, torch {torch.__version__}, {options.precision}, {options.rows:,} rows, {compiled}\n")
     print(f"| | one learner, us | {options.members} stacked, us | ratio |\n|---|---|---|---|")
     found = {}
-    for title, name, settings, kind in CASES:
-        one = microseconds(name, settings, kind, options.device, options.rows, 1)
-        many = microseconds(name, settings, kind, options.device, options.rows, options.members)
+    for title, name, chosen, kind in CASES:
+        settings = {**chosen, "normalize_observations": options.normalize}
+        one = microseconds(name, settings, kind, options.device, options.rows, 1, options.compile)
+        many = microseconds(name, settings, kind, options.device, options.rows, options.members, options.compile)
         found[title] = {"one": one, "stacked": many}
         print(f"| {title} | {one:.0f} | {many:.0f} | {many / one:.2f} |", flush=True)
     if options.json is not None:

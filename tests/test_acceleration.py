@@ -196,6 +196,25 @@ def test_recorded_updates_give_the_same_weights(learner_type, spec, options):
 
 
 @needs_cuda
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_compiled_kernels_change_the_weights_by_rounding_only(name):
+    spec = filled("hindsight", "cpu").spec
+    stacks = []
+    for fuses in (False, True):
+        learners = [ALGORITHMS[name].learner(spec, SMALL, device="cuda", seed=i) for i in range(2)]
+        for learner in learners:
+            learner.fuses_kernels = fuses
+        stacks.append(LearnerStack(learners))
+        update = accelerated_updates(stacks[-1], DataStack([filled("hindsight", "cuda", i) for i in range(2)]), 32)
+        for _ in range(6):
+            update()
+        assert update.__self__._fuses is fuses
+    for one, other in zip(stacks[0].members, stacks[1].members, strict=True):
+        for key, value in one.state_dict().items():
+            torch.testing.assert_close(value, other.state_dict()[key], atol=1e-4, rtol=1e-3)
+
+
+@needs_cuda
 def test_batches_of_every_form_have_their_own_graph():
     plain, recorded = pair(SAC, CONTINUOUS, {})
     update = Updates(recorded)

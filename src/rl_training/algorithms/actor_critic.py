@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import CriticLearner, CriticSettings, soft_update
 from rl_training.config import Settings
+from rl_training.fusing import fused
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.types import Batch, Metrics
 
@@ -98,7 +99,7 @@ class ActorCritic(CriticLearner):
         if count is not None and count < self.settings.num_critics:
             draws = torch.rand(self.settings.num_critics, generator=self.generator, device=self.device)
             members = draws.topk(count).indices  # [count]; the other critics are not evaluated
-        return self._clamp_value(self.model.target_critic(observations, actions, members).amin(dim=0))
+        return self._clamp_value(lowest(self.model.target_critic(observations, actions, members)))
 
     def _cloning_loss(self, batch: Batch, own_actions: Tensor, *, q_filter: bool) -> Tensor:
         """Return the mean squared distance of ``own_actions`` ``[P, A]`` to the actions of the P offline rows.
@@ -118,11 +119,25 @@ class ActorCritic(CriticLearner):
 
     def _td_error(self, batch: Batch, next_values: Tensor) -> tuple[Tensor, Metrics]:
         """Return Σ_i mean (Q_i(s, a) - y)² over the critics i, with y = r + γ (1 - terminated) next_value, ``[B]``."""
-        targets = batch.rewards + self.settings.gamma * (1.0 - batch.terminated) * next_values  # [B]
         values = self.model.critic(batch.observations, batch.actions)  # [members, B]
-        loss = (values - targets).square().mean(dim=1).sum()
+        loss = squared_td_error(values, batch.rewards, batch.terminated, next_values, self.settings.gamma)
         metrics = {"train/critic_loss": loss.detach(), "train/q_mean": values.detach().mean()}
-        if 0 < batch.offline_rows < len(targets):
+        if 0 < batch.offline_rows < len(batch.rewards):
             metrics["train/q_offline"] = values.detach()[:, : batch.offline_rows].mean()
             metrics["train/q_online"] = values.detach()[:, batch.offline_rows :].mean()
         return loss, metrics
+
+
+@fused
+def lowest(values: Tensor) -> Tensor:
+    """Return the smallest value ``[B]`` of all critics, from ``[members, B]``."""
+    return values.amin(dim=0)
+
+
+@fused
+def squared_td_error(
+    values: Tensor, rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: float | Tensor
+) -> Tensor:
+    """Return Σ_i mean (Q_i - y)² for values Q ``[members, B]``; the others are ``[B]``."""
+    targets = rewards + gamma * (1.0 - terminated) * next_values  # [B]
+    return (values - targets).square().mean(dim=1).sum()

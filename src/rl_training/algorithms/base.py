@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rl_training.algorithms.optimizer import FusedAdam, small_parts
 from rl_training.config import Settings, parse_settings
 from rl_training.errors import ConfigError
+from rl_training.member_axis import all_members, has_member_axis, outside_members
 from rl_training.models.actors import load_actor
-from rl_training.models.member_axis import all_members, has_member_axis, outside_members
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.seeding import Stream, stream_seed
 from rl_training.types import Batch, Metrics, Observation, SpaceSpec, flatten_goal_observation
@@ -73,6 +73,8 @@ class Learner(nn.Module):
     """Scalar parameters that are learned only on request, each with the name of its optimiser."""
     computes_in_bfloat16: bool = False
     """Whether networks compute in bfloat16 during updates; weights and optimisers stay in float32."""
+    fuses_kernels: bool = False
+    """Whether the kernels of updates on CUDA are compiled, see ``fusing``."""
 
     def __init__(
         self,

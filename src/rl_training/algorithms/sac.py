@@ -18,7 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings, DemonstrationSettings
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings, DemonstrationSettings, lowest
+from rl_training.fusing import fused
 from rl_training.models import MLPSACModel
 from rl_training.types import Batch, Metrics, SpaceSpec
 
@@ -90,8 +91,8 @@ class SAC(ActorCritic):
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         """Return the actor's loss and the log-probabilities ``[B]`` of the actions it drew."""
         actions, log_probs = self.model.actor.sample(batch.observations, self.generator)  # [B, A], [B]
-        values = self._policy_values(self.model.critic(batch.observations, actions))  # [B]
-        loss = (self.log_alpha.exp().detach() * log_probs - values).mean()
+        values = self._policy_values(self.model.critic(batch.observations, actions, fixed=True))  # [B]
+        loss = _soft_policy_loss(self.log_alpha.detach(), log_probs, values)
         log_probs = log_probs.detach()
         metrics = {"train/actor_loss": loss.detach(), "train/entropy": -log_probs.mean()}
         if self.imitates and batch.offline_rows:
@@ -105,11 +106,11 @@ class SAC(ActorCritic):
 
     def _policy_values(self, values: Tensor) -> Tensor:
         """Return what the actor maximises ``[B]``, from the values of all critics ``[members, B]``."""
-        return values.amin(dim=0)
+        return lowest(values)
 
     def alpha_loss(self, log_probs: Tensor) -> Tensor:
         """Return the loss that raises the temperature while the entropy is below its target; log_probs: ``[B]``."""
-        return -self.log_alpha * (log_probs + self.target_entropy).mean()
+        return _temperature_loss(self.log_alpha, log_probs, self.target_entropy)
 
     def _improve_actor(self, batch: Batch) -> Metrics:
         """Move the actor and the temperature."""
@@ -124,3 +125,13 @@ class SAC(ActorCritic):
         if deterministic:
             return self.model.actor.mode(observations)
         return self.model.actor.draw(observations, self.generator, noise)
+
+
+@fused
+def _soft_policy_loss(log_alpha: Tensor, log_probs: Tensor, values: Tensor) -> Tensor:
+    return (log_alpha.exp() * log_probs - values).mean()
+
+
+@fused
+def _temperature_loss(log_alpha: Tensor, log_probs: Tensor, target_entropy: float | Tensor) -> Tensor:
+    return -log_alpha * (log_probs + target_entropy).mean()

@@ -16,7 +16,7 @@ from torch import Tensor
 from rl_training.algorithms.base import CriticLearner, Learner
 from rl_training.algorithms.optimizer import FusedAdam
 from rl_training.errors import ConfigError
-from rl_training.models.member_axis import MemberStack
+from rl_training.member_axis import MemberStack
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.types import Batch, Metrics
 
@@ -66,6 +66,11 @@ class LearnerStack:
             if len(set(rates)) > 1:
                 self._pattern._learning_rates[name] = torch.tensor(rates, device=self.device)
                 optimizer.param_groups[0]["lr"] = torch.tensor(rates, device=self.device)
+
+    @property
+    def fuses_kernels(self) -> bool:
+        """Whether the kernels of updates on CUDA are compiled."""
+        return self._pattern.fuses_kernels
 
     @property
     def normalizer(self) -> ObservationNormalizer | None:

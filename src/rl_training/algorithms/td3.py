@@ -71,7 +71,7 @@ class TD3(ActorCritic):
         """Return the policy's objective under the first critic, and the penalty that keeps tanh from saturating."""
         raw_actions = self.model.actor.mlp(batch.observations)  # [B, A]
         actions = torch.tanh(raw_actions)  # [B, A]
-        values = self.model.critic(batch.observations, actions, self._first_critic)[0]  # [B]
+        values = self.model.critic(batch.observations, actions, self._first_critic, fixed=True)[0]  # [B]
         loss, metrics = self._policy_objective(values, actions, batch)
         metrics["train/actor_loss"] = loss.detach()
         if self.penalizes_saturation:

@@ -13,6 +13,7 @@ from rl_training.data.device_sampling import DeviceSampler
 from rl_training.data.episode_table import EpisodeTable
 from rl_training.data.goal_cells import MOST_CELLS, PLAIN_WEIGHT, RESTING_WEIGHT, GoalCells, cell_factors
 from rl_training.envs.distance_rule import DeviceRewards
+from rl_training.fusing import fused
 from rl_training.types import Batch, SpaceSpec
 
 CANDIDATES = 16
@@ -32,7 +33,8 @@ class HindsightSampler(DeviceSampler):
 
     rows: Tensor
     table: Tensor
-    sums: Tensor
+    weight_sums: Tensor
+    length_sums: Tensor
     coefficients: Tensor
     last: Tensor
     drawn: Tensor
@@ -67,7 +69,8 @@ class HindsightSampler(DeviceSampler):
         self.register_buffer("rows", torch.zeros_like(rows, device=device))
         self.register_buffer("table", torch.ones(size, 2, dtype=torch.long, device=device))  # starts and lengths
         # The running sums of the weights and of the lengths; beyond the last episode they are infinite.
-        self.register_buffer("sums", torch.full((2, size), math.inf, dtype=torch.float64, device=device))
+        for name in ("weight_sums", "length_sums"):
+            self.register_buffer(name, torch.full((size,), math.inf, dtype=torch.float64, device=device))
         # For each batch size: how a row's number becomes a position in each of the sums, see ``follow``.
         self.register_buffer("coefficients", torch.zeros(_SIZES, 5, dtype=torch.float64, device=device))
         self.register_buffer("last", torch.zeros((), dtype=torch.long, device=device))  # the newest episode
@@ -94,11 +97,12 @@ class HindsightSampler(DeviceSampler):
         live = table.live if table.moves != self._moves else slice(table.live.stop - 1, table.live.stop)
         starts, lengths, *sums = (column[live] for column in table.columns)
         self.table[live] = torch.from_numpy(np.stack([starts, lengths], axis=1)).to(self.table.device)
-        self.sums[:, live] = torch.from_numpy(np.stack(sums)).to(self.sums.device)
-        if table.moves != self._moves:
-            self._moves = table.moves
-            self.sums[:, live.stop :] = math.inf
-            self.sums[:, : live.start] = -math.inf
+        for own, new in zip((self.weight_sums, self.length_sums), sums, strict=True):
+            own[live] = torch.from_numpy(new).to(own.device)
+            if table.moves != self._moves:
+                own[live.stop :] = math.inf
+                own[: live.start] = -math.inf
+        self._moves = table.moves
         self.last.fill_(live.stop - 1)
         self._limits, self._share = table.limits, share
         for batch_size in self.batch_sizes:
@@ -148,114 +152,184 @@ class HindsightSampler(DeviceSampler):
         draws = torch.rand(
             (4 + 2 * self.redraws, batch_size), generator=self.generator, dtype=torch.float64, device=device
         )
-        wanted = None
-        number = torch.arange(batch_size, dtype=torch.float64, device=device)  # [B]
+        goal_columns = (columns["achieved_goal"].start, columns["achieved_goal"].stop)
         coefficients = self.coefficients[self.batch_sizes[batch_size]]  # [5]
-        relabelled = number < coefficients[4]  # [B]
-        positions = torch.addcmul(coefficients[:2, None], coefficients[2:4, None], number + draws[0])  # [2, B]
-        found = torch.searchsorted(self.sums, positions)  # [2, B]
-        episode = torch.minimum(torch.where(relabelled, found[0], found[1]), self.last)  # [B]
+        relabelled, episode = _draw_episodes(self.weight_sums, self.length_sums, self.last, coefficients, draws[0])
+        wanted = None
         if self.prefers_pursued:
-            episode, *wanted = self._draw_pursued(number, coefficients, relabelled, episode)
-        start, length = self.table[episode].unbind(1)  # [B] each
-        slots = self._slots(start, length, draws[2:].view(2, -1, batch_size), draws[1], relabelled, wanted)  # [3, B]
-        now, after, later = self.rows[slots]  # [B, width] each
-        own_goals, chosen = now[:, columns["desired_goal"]], relabelled[:, None]  # [B, G], [B, 1]
-        goals = torch.where(chosen, later[:, columns["achieved_goal"]], own_goals)  # [B, G]
-        achieved = after[:, columns["achieved_goal"]]  # [B, G]
+            size = (3 * CANDIDATES + 1, batch_size)
+            candidates = torch.rand(size, generator=self.generator, dtype=torch.float64, device=device)
+            episode, *wanted = _draw_pursued(
+                [self.rows, self.table, self.weight_sums, self.last],
+                [self.cell_keys, self.cell_weights, self.cell_factors, self.cell_width],
+                coefficients,
+                candidates,
+                relabelled,
+                episode,
+                goal_columns,
+                self.strategy,
+            )
+        slots, drawn = _draw_slots(
+            self.rows,
+            self.table,
+            episode,
+            relabelled,
+            draws,
+            wanted,
+            goal_columns,
+            self.strategy,
+            self.threshold,
+            self.redraws,
+            self.trivial_share,
+        )
+        if drawn is not None:
+            self.drawn += drawn
+        sizes = (spec.observation_dim, *goal_columns, columns["desired_goal"].start, columns["desired_goal"].stop)
+        now, observations, next_observations, achieved, goals = _read(self.rows, slots, relabelled, sizes)
         rewards, terminated = now[:, columns["reward"].start], now[:, columns["terminated"].start]  # [B] each
         rewards = torch.where(relabelled, self.rewards.rewards(achieved, goals), rewards)
         ends = self.rewards.terminated(achieved, goals)
         if ends is not None:
             terminated = torch.where(relabelled, ends, terminated)
-        next_goals = torch.where(chosen, goals, after[:, columns["desired_goal"]])  # [B, G]
         return Batch(
-            observations=torch.cat([now[:, : spec.observation_dim], goals], dim=1),  # [B, policy_dim]
+            observations=observations,  # [B, policy_dim]
             actions=now[:, columns["action"]],  # [B, action_dim]
             rewards=rewards,
-            next_observations=torch.cat([after[:, : spec.observation_dim], next_goals], dim=1),  # [B, policy_dim]
+            next_observations=next_observations,  # [B, policy_dim]
             terminated=terminated,
             offline_rows=batch_size if self.offline else 0,
         )
 
-    def _draw_pursued(
-        self, number: Tensor, coefficients: Tensor, relabelled: Tensor, episode: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Take one of several candidates for each relabelled row, in proportion to how much its goal is wanted.
 
-        Returns:
-            Episodes, steps and the steps of the goals, ``[B]`` each. Rows with their own goal keep their ``episode``.
-        """
-        size, device = len(number), number.device
-        draws = torch.rand((3 * CANDIDATES + 1, size), generator=self.generator, dtype=torch.float64, device=device)
-        places, steps, goals = draws[:-1].view(3, CANDIDATES, size)  # [candidates, B] each
-        part = torch.arange(CANDIDATES, dtype=torch.float64, device=device)[:, None]
-        positions = coefficients[0] + (part * coefficients[4] + number + places) * coefficients[2] / CANDIDATES
-        both = positions.reshape(1, -1).expand(2, -1).contiguous()  # one row of the sums alone would have to be copied
-        found = torch.searchsorted(self.sums, both)[0].view(CANDIDATES, size)
-        found = torch.minimum(found, self.last)  # [candidates, B]
-        start, length = self.table[found].unbind(-1)  # [candidates, B] each
-        step = (steps * length).long()
-        goal_step = self._goal_steps(step, length, goals)
-        place = self.columns["achieved_goal"]
-        goal_columns = torch.arange(place.start, place.stop, device=device)
-        first, achieved = self.rows[torch.stack([start, start + goal_step])[..., None], goal_columns]  # [.., B, G] each
-        moved = torch.linalg.vector_norm(achieved - first, dim=-1) > self.cell_width
-        keys = (torch.floor(achieved / self.cell_width).long() * self.cell_factors).sum(-1)  # [candidates, B]
-        cell = torch.searchsorted(self.cell_keys, keys.reshape(-1)).view(CANDIDATES, size).clamp(max=MOST_CELLS - 1)
-        weights = torch.where(self.cell_keys[cell] == keys, self.cell_weights[cell], PLAIN_WEIGHT)
-        sums = (weights * torch.where(moved, 1.0, RESTING_WEIGHT)).cumsum(0)
-        chosen = (sums < draws[-1] * sums[-1]).sum(0, keepdim=True).clamp(max=CANDIDATES - 1)  # [1, B]
-        episode = torch.where(relabelled, found.gather(0, chosen)[0], episode)
-        return episode, step.gather(0, chosen)[0], goal_step.gather(0, chosen)[0]
+@fused
+def _draw_episodes(
+    weight_sums: Tensor, length_sums: Tensor, last: Tensor, coefficients: Tensor, draws: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return which rows get a new goal, and the episode of every row, ``[B]`` each; ``draws`` ``[B]`` are uniform."""
+    number = torch.arange(len(draws), dtype=torch.float64, device=draws.device)  # [B]
+    relabelled = number < coefficients[4]  # [B]
+    place = number + draws
+    by_weight = torch.searchsorted(weight_sums, torch.addcmul(coefficients[0], coefficients[2], place))  # [B]
+    by_length = torch.searchsorted(length_sums, torch.addcmul(coefficients[1], coefficients[3], place))  # [B]
+    return relabelled, torch.minimum(torch.where(relabelled, by_weight, by_length), last)
 
-    def _goal_steps(self, steps: Tensor, length: Tensor, draws: Tensor) -> Tensor:
-        """Return the steps of new goals, by the strategy; all of one shape."""
-        if self.strategy == "final":
-            return length.expand_as(steps)
-        if self.strategy == "episode":
-            return (draws * length).long() + 1
-        return torch.addcmul(steps + 1.0, draws, (length - steps).double()).long()  # after the step
 
-    def _slots(
-        self,
-        start: Tensor,
-        length: Tensor,
-        draws: Tensor,
-        keep: Tensor,
-        relabelled: Tensor,
-        wanted: list[Tensor] | None,
-    ) -> Tensor:
-        """Return the slots of a step, of the one after it, and of the new goal, ``[3, B]``.
+@fused
+def _draw_pursued(
+    data: list[Tensor],
+    cells: list[Tensor],
+    coefficients: Tensor,
+    draws: Tensor,
+    relabelled: Tensor,
+    episode: Tensor,
+    goal_columns: tuple[int, int],
+    strategy: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take one of several candidates for each relabelled row, in proportion to how much its goal is wanted.
 
-        ``draws`` ``[2, tries, B]`` and ``keep`` ``[B]`` are uniform numbers. If more than ``trivial_share`` of the new
-        goals are met before the step, some of these are drawn again: of several tries the first is taken whose goal is
-        not met; or the very first, if all are met. Steps and goals that are ``wanted``, ``[B]`` each, are the first of
-        them, and the goal stays.
-        """
-        steps = (draws[0] * length).long()  # [tries, B]
-        goal_steps = self._goal_steps(steps, length, draws[1])
-        if wanted is not None:
-            first = torch.where(relabelled, wanted[0], steps[0])
-            if self.strategy != "episode":
-                steps = torch.where(relabelled, (draws[0] * wanted[1]).long(), steps)
-                goal_steps = torch.where(relabelled, wanted[1], goal_steps)
-            else:
-                goal_steps = torch.cat([torch.where(relabelled, wanted[1], goal_steps[0])[None], goal_steps[1:]])
-            steps = torch.cat([first[None], steps[1:]])
-        slots = start + torch.stack([steps, goal_steps])  # [2, tries, B]
-        if self.threshold is not None:
-            place = self.columns["achieved_goal"]
-            goal_columns = torch.arange(place.start, place.stop, device=slots.device)
-            at_step, at_goal = self.rows[slots[..., None], goal_columns]  # [tries, B, G] each
-            unmet = torch.linalg.vector_norm(at_step - at_goal, dim=-1) > self.threshold  # [tries, B]
-            met = relabelled & ~unmet[0]  # [B]
-            count = relabelled.sum()
-            if self.redraws:
-                some, chosen = unmet.to(torch.int8).max(dim=0)  # [B] each
-                draw_again = met & (keep * met.sum() >= self.trivial_share * count)
-                slots = slots.gather(1, (chosen * draw_again).expand(2, 1, -1))
-                met = met & ~(draw_again & (some == 1))
-            self.drawn += torch.stack([count, met.sum()])
-        step, goal = slots[:, 0]
-        return torch.stack([step, step + 1, goal])
+    ``draws`` ``[3 * candidates + 1, B]`` are uniform numbers.
+
+    Returns:
+        Episodes, steps and the steps of the goals, ``[B]`` each. Rows with their own goal keep their ``episode``.
+    """
+    (rows, table, weight_sums, last), (cell_keys, cell_weights, cell_factors, cell_width) = data, cells
+    size, device = len(episode), episode.device
+    number = torch.arange(size, dtype=torch.float64, device=device)  # [B]
+    places, steps, goals = draws[:-1].view(3, CANDIDATES, size)  # [candidates, B] each
+    part = torch.arange(CANDIDATES, dtype=torch.float64, device=device)[:, None]
+    positions = coefficients[0] + (part * coefficients[4] + number + places) * coefficients[2] / CANDIDATES
+    found = torch.minimum(torch.searchsorted(weight_sums, positions), last)  # [candidates, B]
+    start, length = table[found].unbind(-1)  # [candidates, B] each
+    step = (steps * length).long()
+    goal_step = _goal_steps(step, length, goals, strategy)
+    columns = torch.arange(*goal_columns, device=device)
+    first, achieved = rows[torch.stack([start, start + goal_step])[..., None], columns]  # [candidates, B, G] each
+    moved = torch.linalg.vector_norm(achieved - first, dim=-1) > cell_width
+    keys = (torch.floor(achieved / cell_width).long() * cell_factors).sum(-1)  # [candidates, B]
+    cell = torch.searchsorted(cell_keys, keys).clamp(max=MOST_CELLS - 1)
+    weights = torch.where(cell_keys[cell] == keys, cell_weights[cell], PLAIN_WEIGHT)
+    sums = (weights * torch.where(moved, 1.0, RESTING_WEIGHT)).cumsum(0)
+    chosen = (sums < draws[-1] * sums[-1]).sum(0, keepdim=True).clamp(max=CANDIDATES - 1)  # [1, B]
+    episode = torch.where(relabelled, found.gather(0, chosen)[0], episode)
+    return episode, step.gather(0, chosen)[0], goal_step.gather(0, chosen)[0]
+
+
+def _goal_steps(steps: Tensor, length: Tensor, draws: Tensor, strategy: str) -> Tensor:
+    """Return the steps of new goals, by the strategy; all of one shape."""
+    if strategy == "final":
+        return length.expand_as(steps)
+    if strategy == "episode":
+        return (draws * length).long() + 1
+    return torch.addcmul(steps + 1.0, draws, (length - steps).double()).long()  # after the step
+
+
+@fused
+def _draw_slots(
+    rows: Tensor,
+    table: Tensor,
+    episode: Tensor,
+    relabelled: Tensor,
+    draws: Tensor,
+    wanted: list[Tensor] | None,
+    goal_columns: tuple[int, int],
+    strategy: str,
+    threshold: float | None,
+    redraws: int,
+    trivial_share: float,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the slots of a step, of the one after it, and of the new goal, ``[3, B]``; and two counts, ``[2]``.
+
+    ``draws`` ``[2 + 2 * tries, B]`` are uniform numbers, the first of which chose the episodes. If more than
+    ``trivial_share`` of the new goals are met before the step, some of these are drawn again: of several tries the
+    first is taken whose goal is not met; or the very first, if all are met. Steps and goals that are ``wanted``,
+    ``[B]`` each, are the first of them, and the goal stays. The counts are those of new goals and of goals that are met
+    already.
+    """
+    start, length = table[episode].unbind(1)  # [B] each
+    keep, (step_draws, goal_draws) = draws[1], draws[2:].view(2, -1, draws.shape[1])  # [B], [tries, B] each
+    steps = (step_draws * length).long()  # [tries, B]
+    goal_steps = _goal_steps(steps, length, goal_draws, strategy)
+    if wanted is not None:
+        first = torch.where(relabelled, wanted[0], steps[0])
+        if strategy != "episode":
+            steps = torch.where(relabelled, (step_draws * wanted[1]).long(), steps)
+            goal_steps = torch.where(relabelled, wanted[1], goal_steps)
+        else:
+            goal_steps = torch.cat([torch.where(relabelled, wanted[1], goal_steps[0])[None], goal_steps[1:]])
+        steps = torch.cat([first[None], steps[1:]])
+    slots, drawn = start + torch.stack([steps, goal_steps]), None  # [2, tries, B]
+    if threshold is not None:
+        columns = torch.arange(*goal_columns, device=slots.device)
+        at_step, at_goal = rows[slots[..., None], columns]  # [tries, B, G] each
+        unmet = torch.linalg.vector_norm(at_step - at_goal, dim=-1) > threshold  # [tries, B]
+        met = relabelled & ~unmet[0]  # [B]
+        count = relabelled.sum()
+        if redraws:
+            tries = torch.arange(len(unmet), device=unmet.device)[:, None]
+            chosen = torch.where(unmet, tries, len(unmet)).amin(dim=0)  # [B], the first try that is not met
+            draw_again = met & (keep * met.sum() >= trivial_share * count) & (chosen < len(unmet))
+            slots = slots.gather(1, (chosen * draw_again).expand(2, 1, -1))
+            met = met & ~draw_again
+        drawn = torch.stack([count, met.sum()])
+    step, goal = slots[:, 0]
+    return torch.stack([step, step + 1, goal]), drawn
+
+
+@fused
+def _read(
+    rows: Tensor, slots: Tensor, relabelled: Tensor, sizes: tuple[int, int, int, int, int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the rows of a step ``[B, width]``, what the policy sees in it and after it, and two kinds of goals.
+
+    The goals ``[B, G]`` are those achieved by the step, and those that it pursues. ``sizes`` are the width of the
+    observation, and first and last column of achieved and of desired goals.
+    """
+    observation, *columns = sizes
+    achieved_columns, desired_columns = slice(*columns[:2]), slice(*columns[2:])
+    now, after, later = rows[slots]  # [B, width] each
+    chosen = relabelled[:, None]  # [B, 1]
+    goals = torch.where(chosen, later[:, achieved_columns], now[:, desired_columns])  # [B, G]
+    next_goals = torch.where(chosen, goals, after[:, desired_columns])  # [B, G]
+    observations = torch.cat([now[:, :observation], goals], dim=1)  # [B, policy_dim]
+    next_observations = torch.cat([after[:, :observation], next_goals], dim=1)  # [B, policy_dim]
+    return now, observations, next_observations, after[:, achieved_columns], goals

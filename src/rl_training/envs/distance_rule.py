@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.envs.rewards import RewardTransform
+from rl_training.fusing import fused
 
 Array = NDArray[Any]
 TensorFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -35,8 +36,13 @@ class DistanceRule:
 
     def of_tensors(self, achieved_goals: Tensor, desired_goals: Tensor) -> Tensor:
         """Return the values ``[B]`` of goals ``[B, D]`` on their device."""
-        distance = (achieved_goals - desired_goals).square().sum(-1).sqrt()
-        return torch.where(distance <= self.threshold, self.near, self.far)
+        return _by_distance(achieved_goals, desired_goals, self.threshold, self.near, self.far)
+
+
+@fused
+def _by_distance(achieved: Tensor, desired: Tensor, threshold: float, near: float, far: float) -> Tensor:
+    distance = (achieved - desired).square().sum(-1).sqrt()
+    return torch.where(distance <= threshold, near, far)
 
 
 class DeviceRewards(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.fusing import fused
 from rl_training.models.mlp import MLP
 from rl_training.types import SpaceSpec
 
@@ -69,8 +70,7 @@ class SquashedGaussianActor(nn.Module):
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log std before squashing, ``[B, A]`` each."""
-        mean, log_std = self.mlp(observations).chunk(2, dim=-1)
-        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        return _mean_and_log_std(self.mlp(observations))
 
     def mode(self, observations: Tensor) -> Tensor:
         """Return the squashed mean ``[B, A]``, the action to take when not exploring."""
@@ -87,9 +87,7 @@ class SquashedGaussianActor(nn.Module):
         if count is not None:
             mean, log_std = (x.unsqueeze(1).expand(-1, count, -1) for x in (mean, log_std))
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        raw = torch.addcmul(mean, log_std.exp(), noise)  # [B, A] or [B, count, A]
-        gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)  # [B, A] or [B, count, A]
-        return torch.tanh(raw), (gaussian - _squash_correction(raw)).sum(-1)
+        return _squash(mean, log_std, noise)
 
     def draw(self, observations: Tensor, generator: torch.Generator, noise: Tensor | None = None) -> Tensor:
         """Return actions ``[B, A]`` without their densities; ``noise`` ``[B, A]`` is standard normal, None: drawn."""
@@ -105,6 +103,21 @@ class SquashedGaussianActor(nn.Module):
         gaussian = -0.5 * ((raw - mean) * (-log_std).exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
         log_probs: Tensor = (gaussian - _squash_correction(raw)).sum(-1)
         return log_probs
+
+
+@fused
+def _mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two halves of a network's outputs, the second one within its bounds."""
+    mean, log_std = outputs.chunk(2, dim=-1)
+    return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+
+@fused
+def _squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return actions ``[..., A]`` and their log-densities ``[...]``, from standard normal noise ``[..., A]``."""
+    raw = torch.addcmul(mean, log_std.exp(), noise)  # [..., A]
+    gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)  # [..., A]
+    return torch.tanh(raw), (gaussian - _squash_correction(raw)).sum(-1)
 
 
 def _squash_correction(raw: Tensor) -> Tensor:

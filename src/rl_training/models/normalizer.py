@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rl_training.fusing import fused
+
 
 class ObservationNormalizer(nn.Module):
     """Running mean and variance per dimension; ``forward`` returns ``(x - mean) / std``, clamped to ±``clip``."""
@@ -33,5 +35,10 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Normalise ``[..., size]`` observations."""
-        std = self.variance.sqrt().clamp_min(1e-3).float()
-        return ((observations - self.mean.float()) / std).clamp(-self.clip, self.clip)
+        return _normalize(observations, self.mean, self.variance, self.clip)
+
+
+@fused
+def _normalize(observations: Tensor, mean: Tensor, variance: Tensor, clip: float) -> Tensor:
+    std = variance.sqrt().clamp_min(1e-3).float()
+    return ((observations - mean.float()) / std).clamp(-clip, clip)

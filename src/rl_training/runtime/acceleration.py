@@ -2,11 +2,13 @@
 
 An update never waits for the device and never branches on the values of a tensor, so it can be recorded once and
 replayed. Small networks then train several times as fast, because most of the time was spent launching kernels. Where
-the data is on the device as well, drawing the batch is part of the recording.
+the data is on the device as well, drawing the batch is part of the recording. Kernels are compiled first, so that there
+are fewer of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol, cast
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.data.device_sampling import DeviceSampler
+from rl_training.fusing import fused_kernels, why_not_fused
 from rl_training.types import Batch, Metrics
 
 _WARM_UP = 3  # updates before recording, in which libraries initialise themselves
@@ -31,6 +34,11 @@ class Updatable(Protocol):
     @property
     def update_kind(self) -> Hashable:
         """The kind of the next update."""
+        ...
+
+    @property
+    def fuses_kernels(self) -> bool:
+        """Whether the kernels of updates are compiled."""
         ...
 
     def update(self, batch: Batch) -> Metrics:
@@ -78,6 +86,10 @@ class UpdateGraphs:
         self._graphs: dict[Hashable, _Recorded] = {}
         self._stream: torch.cuda.Stream = cast(Any, torch.cuda.Stream)(learner.device)
         self._works = True
+        why_not = why_not_fused(learner.device) if learner.fuses_kernels else None
+        if why_not is not None:
+            warnings.warn(f"kernels are not compiled and updates stay slower: {why_not}", stacklevel=3)
+        self._fuses = learner.fuses_kernels and why_not is None
 
     def update(self) -> Metrics:
         """Sample a batch and learn from it. Later updates of the same form overwrite the returned metrics."""
@@ -111,9 +123,10 @@ class UpdateGraphs:
         return recorded.metrics
 
     def _update(self, batch: Batch | None, sampler: nn.Module | None, plan: Hashable) -> Metrics:
-        if batch is None and sampler is not None:
-            batch = sampler(self.batch_size, plan)
-        return self.learner.update(cast(Batch, batch))
+        with fused_kernels() if self._fuses else contextlib.nullcontext():
+            if batch is None and sampler is not None:
+                batch = sampler(self.batch_size, plan)
+            return self.learner.update(cast(Batch, batch))
 
     def _update_on_side_stream(self, batch: Batch | None, sampler: nn.Module | None, plan: Hashable) -> Metrics:
         """Update on a separate stream, which recording requires."""

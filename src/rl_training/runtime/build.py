@@ -112,6 +112,7 @@ def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, d
         )
     learner = learner_type(spec, settings.learner, device=device, seed=config.seed)
     learner.computes_in_bfloat16 = config.precision == "bf16"
+    learner.fuses_kernels = config.compile
     return learner
 
 

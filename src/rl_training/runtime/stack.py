@@ -22,7 +22,7 @@ from rl_training.data.device_sampling import DeviceSampler
 from rl_training.data.mixture import Source
 from rl_training.errors import CheckpointError, EnvError, EnvFailedError, RLTrainingError
 from rl_training.interrupts import Interrupted, stop_on_signals
-from rl_training.models.member_axis import MemberStack
+from rl_training.member_axis import MemberStack
 from rl_training.runtime.acceleration import accelerated_updates
 from rl_training.runtime.action_graphs import ChooseActions, accelerated_actions
 from rl_training.runtime.collector import Collector, Transition, learner_undo_point
