@@ -24,7 +24,7 @@ from rl_training.data.mixture import Mixture, Source
 from rl_training.envs.distance_rule import DeviceRewards, DistanceRule
 from rl_training.envs.rewards import RewardTransform
 from rl_training.runtime.acceleration import accelerated_updates
-from rl_training.runtime.stack import DataStack
+from rl_training.runtime.stack_data import DataStack
 from rl_training.types import SpaceSpec
 
 FETCH = SpaceSpec(observation_dim=25, action_dim=4, goal_dim=3, reward_range=(-1.0, 0.0))

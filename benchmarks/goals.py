@@ -26,7 +26,8 @@ def train_task(task: str, seeds: list[int], runs: Path, device: str, overrides: 
     """Train a preset with all seeds, together on CUDA, or go on with what is in the folder."""
     from rl_training.config import load_config
     from rl_training.runtime.outcome import read_result
-    from rl_training.runtime.run import resume, resume_stack, stack_members, train, train_stack
+    from rl_training.runtime.run import resume, train
+    from rl_training.runtime.stack_runs import resume_stack, stack_members, train_stack
 
     folder = runs / task
     more = [*overrides, f"device={device}", f"output_dir={folder}"]

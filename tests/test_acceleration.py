@@ -16,8 +16,9 @@ from rl_training.envs import GoalRewards, space_spec
 from rl_training.envs.play import play
 from rl_training.runtime.acceleration import _MOST_GRAPHS, accelerated_updates
 from rl_training.runtime.action_graphs import accelerated_actions
-from rl_training.runtime.run import resume, resume_stack, train, train_stack
-from rl_training.runtime.stack import DataStack
+from rl_training.runtime.run import resume, train
+from rl_training.runtime.stack_data import DataStack
+from rl_training.runtime.stack_runs import resume_stack, train_stack
 from rl_training.types import Batch, Metrics, SpaceSpec
 
 CONTINUOUS = SpaceSpec(observation_dim=3, action_dim=2)

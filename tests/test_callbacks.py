@@ -48,11 +48,6 @@ class Scored:
     def __init__(self) -> None:
         self.state = TrainerState()
         self.before_first_step = False
-        self.before_first_step = False
-        self.before_first_step = False
-        self.before_first_step = False
-        self.before_first_step = False
-        self.before_first_step = False
         self.collector = None
 
 

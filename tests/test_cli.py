@@ -178,7 +178,7 @@ class TestTrain:
         self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: list[str], name: str
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("rl_training.runtime.run.run_to_end", lambda trainer, run_dir: 1 / 0)
+        monkeypatch.setattr("rl_training.runtime.run.run_to_end", lambda trainer: 1 / 0)
         run("train", "her/point_reach", *(part for change in changes for part in ("--set", change)))
         (run_dir,) = (tmp_path / "runs").iterdir()
         assert run_dir.name.rsplit("-", 2)[0] == name

@@ -312,7 +312,7 @@ def test_noise_is_correlated_in_every_second_episode() -> None:
     noises = []
     for _ in range(200):
         collector.step(0.0, random=False)
-        noises.append(collector._drift.copy())
+        noises.append(collector.exploration.drift.copy())
     steps = np.stack(noises).reshape(4, 50, 8, 2)  # [episodes, steps, environments, actions]
     for episode in range(4):
         for index in range(8):
@@ -328,5 +328,5 @@ def test_the_actions_have_the_correlated_noise(learner: type[Learner]) -> None:
     noises, actions = [], []
     for _ in range(40):
         actions.append(collector.step(0.0, random=False).actions[0])
-        noises.append(collector._drift[0].copy())
+        noises.append(collector.exploration.drift[0].copy())
     assert np.corrcoef(np.ravel(noises), np.ravel(actions))[0, 1] > 0.95

@@ -9,7 +9,8 @@ import pytest
 
 from rl_training.config import TrainConfig, parse_config
 from rl_training.data.dataset_loaders import write_transitions
-from rl_training.runtime.run import train, train_stack
+from rl_training.runtime.run import train
+from rl_training.runtime.stack_runs import train_stack
 from rl_training.tools.datasets import collect_dataset
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.data import load_transition_dataset, offline_dataset
+from rl_training.data import fingerprint, load_transition_dataset
 from rl_training.data.column_checks import is_finite
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.rewards import RewardTransformConfig
@@ -280,7 +280,7 @@ def test_all_rows_of_large_data_are_part_of_its_fingerprint_and_older_runs_still
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small = make((3, 20_000)).fingerprint()
-    monkeypatch.setattr(offline_dataset, "_SAMPLED_BYTES", 2**17)  # stands for 1 GiB
+    monkeypatch.setattr(fingerprint, "_SAMPLED_BYTES", 2**17)  # stands for 1 GiB
     dataset = make((3, 20_000))
     assert dataset.fingerprint() != small
     sampled, _, _ = dataset.fingerprint().rpartition("-")

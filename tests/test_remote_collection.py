@@ -241,8 +241,8 @@ def test_it_stores_what_a_local_collector_would_store() -> None:
     got = [remote.step(0.0, False) for _ in range(100)]
     local = Collector(make_vector_env(POINT, {}, 1), learner, ExplorationSettings(exploration_noise=0.1), 7)
     for episode in range(2):
-        local.rng = worker_generator(7, 0, episode)
-        local.rng.integers(2**63)
+        local.exploration.rng = worker_generator(7, 0, episode)
+        local.exploration.rng.integers(2**63)
         for t in range(50):
             expected, step = local.step(0.0, False), got[50 * episode + t]
             for one, other in zip(step, expected, strict=True):

@@ -138,7 +138,7 @@ def test_a_pretrained_policy_collects_from_the_first_step(rlpd):
     class First(Callback):
         def on_step(self, trainer):
             if trainer.state.global_step == 1:
-                self.random = trainer.collector.rng.bit_generator.state
+                self.random = trainer.collector.exploration.rng.bit_generator.state
 
     trained, untrained = First(), First()
     train_rlpd(rlpd(algo_kwargs={"offline_pretrain_updates": 5, "max_updates": 7}), callbacks=[trained])

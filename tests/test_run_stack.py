@@ -21,7 +21,8 @@ from rl_training.runtime.checkpointing import find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluation_process import EvaluationProcess
 from rl_training.runtime.logging import read_metrics
-from rl_training.runtime.run import load_learner, resume_stack, stack_members, train_stack
+from rl_training.runtime.run import load_learner
+from rl_training.runtime.stack_runs import resume_stack, stack_members, train_stack
 from rl_training.runtime.trainer import Trainer
 
 SMALL = {"hidden_sizes": [8, 8], "batch_size": 16, "eval_interval": 60, "log_interval": 20}

@@ -15,11 +15,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from rl_training.errors import ConfigError, did_you_mean, shown
+from rl_training.yaml_text import dump_yaml, parse_yaml
 
 PRESET_DIR = Path(__file__).parent / "assets" / "configs"
 
 _YAML_BYTES = 1 << 20
-_YAML_VALUES = 20_000
 
 _TYPE_TAGS = {"float", "int", "str", "bool", "constrained"}
 
@@ -119,7 +119,7 @@ class TrainConfig(Settings):
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that ``load_config`` reads back."""
-        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+        return dump_yaml(self.model_dump(mode="json"))
 
 
 def load_config(source: str | Path, overrides: Iterable[str] = ()) -> TrainConfig:
@@ -209,7 +209,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _YAML_BYTES:
             raise ConfigError(f"{name}: larger than {_YAML_BYTES:,} bytes; expected a configuration")
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a SafeLoader
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except ConfigError:
         raise
     except (OSError, UnicodeDecodeError) as error:
@@ -221,56 +221,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which ``1e-3`` is a number and a key written twice is an error.
-
-    Aliases and merge keys can expand a short text to billions of values, so the values are counted first.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._sizes: dict[yaml.Node, int] = {}  # the number of values in each node, aliases expanded
-        self._nodes = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self._nodes += 1
-        is_alias = self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
-        assert node is not None
-        if not is_alias:
-            self._sizes[node] = 1 + sum(self._sizes[child] for child in _children(node))
-        size = self._sizes.get(node, _YAML_VALUES + 1)  # a node that is not complete yet contains itself
-        if max(self._nodes, size) > _YAML_VALUES:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"more than {_YAML_VALUES:,} values, aliases included", node.start_mark
-            )
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = set[str]()
-        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
-            keys.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [child for pair in node.value for child in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes YAML for ``_Loader``: text that looks like ``1e5`` is quoted."""
-
-
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-    )
-
-
 def _apply_override(values: dict[str, Any], override: str) -> None:
     """Set ``a.b.c=value`` in nested mappings; the value is read as YAML."""
     key, separator, text = override.partition("=")
@@ -278,7 +228,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     if not separator or not all(parts):
         raise ConfigError(f"--set {override!r}: expected key.path=value, e.g. algo_kwargs.batch_size=128")
     try:
-        value = yaml.load(text, Loader=_Loader)  # a SafeLoader
+        value = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError):
         raise ConfigError(f"--set {key}: {text!r} is not a YAML value") from None
     target = values

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rl_training.data.fingerprint import same_data
 from rl_training.data.her_replay_buffer import HERReplayBuffer
 from rl_training.data.hindsight_settings import HindsightSettings
-from rl_training.data.offline_dataset import TransitionDataset, same_data
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.goals import GoalRewards
 from rl_training.errors import DatasetError
 from rl_training.types import Batch, GoalParts, SpaceSpec

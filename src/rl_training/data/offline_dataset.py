@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from rl_training.config import parse_settings
 from rl_training.data.column_checks import check_column, is_finite, terminations_at_limit
 from rl_training.data.device_sampling import DatasetSampler, DeviceSampler
+from rl_training.data.fingerprint import fingerprint, same_data
 from rl_training.data.formats.columns import Columns, canonical
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import DatasetError
@@ -23,8 +23,6 @@ Array = NDArray[Any]
 
 FOLLOWED = {f"next_{key}": key for key in ("observations", "achieved_goals", "desired_goals")}
 """Columns of next values, and the columns they can be taken from."""
-
-_SAMPLED_BYTES = 2**30  # for larger data the fingerprint starts with a checksum of some rows, as in earlier versions
 
 
 class TransitionDataset:
@@ -297,18 +295,11 @@ class TransitionDataset:
         return (self._tensors or self._make_tensors())["observations"]
 
     def fingerprint(self) -> str:
-        """Return a short text that identifies this data: the number of rows and a CRC-32 of all columns.
-
-        A changed number goes unnoticed with probability 2^-32. For data of more than 1 GiB, a checksum of some
-        rows comes before it. Earlier versions stored only that one.
-        """
+        """Return a short text that identifies this data."""
         if self._fingerprint is None:
             # Earlier versions did not read interventions, which change no transition.
             columns = [self._recorded[key] for key in sorted(self._recorded) if key != "interventions"]
-            step = 1 + sum(column.nbytes for column in columns) // _SAMPLED_BYTES
-            self._fingerprint = f"{len(self)}-{_checksum(columns, step):08x}"
-            if step > 1:
-                self._fingerprint += f"-{_checksum(columns, 1):08x}"
+            self._fingerprint = fingerprint(columns)
         return self._fingerprint
 
     def state_dict(self, *, with_rows: bool = True) -> dict[str, Any]:
@@ -349,16 +340,3 @@ class TransitionDataset:
         if self._rows is not None:
             self._rows = self._rows.to(self.device)
         return self._tensors
-
-
-def same_data(stored: str, fingerprint: str) -> bool:
-    """Return whether a stored fingerprint is that of the data; for large data, older ones have only the start."""
-    return fingerprint == stored or (fingerprint.count("-") == 2 and fingerprint.rpartition("-")[0] == stored)
-
-
-def _checksum(columns: list[Array], step: int) -> int:
-    """Return a checksum of every ``step``-th row of all columns."""
-    total = 0
-    for column in columns:
-        total = zlib.crc32(np.ascontiguousarray(column[::step]).data, total)
-    return total

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rl_training.config import Settings, parse_settings
 from rl_training.envs.consent import env_module, require_consent
-from rl_training.envs.goals import GoalFunctions, env_name, is_goal_space, register_goal_envs
+from rl_training.envs.goals import GoalRewards, env_name, is_goal_space, register_goal_envs
 from rl_training.envs.guarded import GuardedEnv, describe
 from rl_training.envs.objects import is_object_id
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
@@ -111,7 +111,7 @@ def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs:
     return LocalVectorEnv([build] * num_envs)
 
 
-def space_spec(env: gym.Env[Any, Any], goals: GoalFunctions | None = None) -> SpaceSpec:
+def space_spec(env: gym.Env[Any, Any], goals: GoalRewards | None = None) -> SpaceSpec:
     """Read the sizes and bounds of an environment's spaces, or raise an error that says why they are not supported.
 
     ``goals`` adds the range of the reward, if it is known.

@@ -45,6 +45,10 @@ class Budget:
         """The counter that intervals use: transitions, or updates while pretraining."""
         return self.state.update_count if self.pretraining else self.state.global_step
 
+    def completed(self, before: int | None, interval: int | None) -> bool:
+        """Return whether an interval was completed since the position ``before``."""
+        return interval is not None and before is not None and self.position // interval > before // interval
+
     def updates_due(self) -> int:
         """Return how many updates the transitions so far require, minus those done; fractions add up."""
         wanted, collection = self.state.global_step, self.collection

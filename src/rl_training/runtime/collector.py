@@ -1,4 +1,4 @@
-"""Collecting data in environments: exploration, records of episodes, and restoring unfinished episodes."""
+"""Collecting data in environments: steps, records of episodes, and restoring unfinished episodes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
 from rl_training.errors import EnvError, EnvFailedError
 from rl_training.interrupts import Interrupted
 from rl_training.runtime.action_graphs import accelerated_actions
-from rl_training.runtime.exploration import ExplorationSettings, random_actions
+from rl_training.runtime.exploration import Exploration, ExplorationSettings
 from rl_training.runtime.health import require_finite_actions, require_finite_step
 from rl_training.runtime.practice import Practice
 from rl_training.runtime.rollout_statistics import RolloutStatistics
 from rl_training.runtime.run_records import EpisodeRecord, goal_outcome
-from rl_training.runtime.schedules import Schedule
 from rl_training.seeding import Stream, stream_generator, stream_seed
 from rl_training.types import Observation
 
@@ -64,19 +63,15 @@ class Collector(RolloutStatistics):
         self.envs, self.learner, self.spec = envs, learner, learner.spec
         self.seed, self._first_index = seed, first_index
         self.num_envs = envs.num_envs
-        noise, random = settings.exploration_noise, settings.random_action_prob
-        self._noise = learner.run_defaults.get("exploration_noise", 0.0) if noise is None else noise
-        random = learner.run_defaults.get("random_action_prob", 0.0) if random is None else random
-        self._random_prob = random if isinstance(random, Schedule) else Schedule(start=random)
-        self._correlation, self._practice = settings.noise_correlation, practice
-        self.rng = stream_generator(seed, Stream.EXPLORATION)
+        rng = stream_generator(seed, Stream.EXPLORATION)
+        self.exploration = Exploration(settings, learner.run_defaults, self.spec, self.num_envs, rng)
+        self._practice = practice
         self._choose = accelerated_actions(learner)
         self._episodes = np.zeros(self.num_envs, np.int64)
         self._returns = np.zeros(self.num_envs)
         self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]  # the actions of each unfinished episode
         self._observations: Observation | None = None
         self._sent = np.zeros((self.num_envs, self.spec.action_dim), np.float32)
-        self._drift = np.zeros_like(self._sent)  # the exploration noise of the last step, if it is correlated
 
     def step(self, progress: float, random: bool, meanwhile: Callable[[], None] | None = None) -> Transition:
         """Take one step in every environment.
@@ -110,24 +105,21 @@ class Collector(RolloutStatistics):
 
     def noise(self) -> Array | None:
         """Return the standard normal noise of the next step, ``[E, action_dim]``; None if the learner draws it."""
-        if self._correlation == 0.0 or self.spec.is_discrete:
+        if not self.exploration.correlates:
             return None
-        fresh = self.rng.standard_normal(self._drift.shape).astype(np.float32)
         goes_on = np.array([len(actions) > 0 for actions in self._actions])
-        correlated = goes_on & ((self._episodes + np.arange(self.num_envs)) % 2 == 1)
-        factor = np.where(correlated, self._correlation, 0.0).astype(np.float32)[:, None]
-        self._drift = factor * self._drift + np.sqrt(1.0 - factor * factor) * fresh
-        return self._drift
+        every_second = (self._episodes + np.arange(self.num_envs)) % 2 == 1
+        return self.exploration.draw_noise(goes_on & every_second)
 
     def send(self, actions: Array | None, progress: float) -> None:
         """Send actions ``[E, action_dim]`` of the policy, with exploration added, to the environments; None: random."""
         if actions is None:
-            actions = random_actions(self.spec, self.rng, self.num_envs)
+            actions = self.exploration.random_actions()
         else:
             if not self.spec.is_discrete:
                 self.saturation[0] += int((np.abs(actions) > _AT_BOUND).sum())
                 self.saturation[1] += actions.size
-            actions = self._explore(actions, progress)
+            actions = self.exploration.explore(actions, progress)
         require_finite_actions(actions, self.learner)
         self._sent = actions
         if isinstance(self.envs, AsyncVectorEnv):
@@ -193,7 +185,7 @@ class Collector(RolloutStatistics):
         """Return what ``load_state_dict`` needs, unfinished episodes included."""
         observations = self._observations
         return {
-            "rng": self.rng.bit_generator.state,
+            **self.exploration.state_dict(),
             "finished": [list(record[:3]) for record in self.finished],  # what rollout_metrics needs
             "episodes": self._episodes.copy(),
             "returns": self._returns.copy(),
@@ -202,7 +194,6 @@ class Collector(RolloutStatistics):
             },
             "observations": None if observations is None else self._flat(observations),
             "saturation": list(self.saturation),
-            **({} if self._correlation == 0.0 else {"drift": self._drift.copy()}),
             **({} if self._practice is None else {"practice": self._practice.state_dict()}),
         }
 
@@ -215,7 +206,7 @@ class Collector(RolloutStatistics):
         """
         if len(state["episodes"]) != self.num_envs:
             raise ValueError(f"there are {self.num_envs} environments, the stored run had {len(state['episodes'])}")
-        self.rng.bit_generator.state = state["rng"]
+        self.exploration.load_state_dict(state)
         self.saturation = list(state.get("saturation", [0, 0]))  # states from before 0.3 have none
         self.finished.clear()
         self.finished.extend(EpisodeRecord(*record) for record in state["finished"])
@@ -227,8 +218,6 @@ class Collector(RolloutStatistics):
         differs = (self._flat(self._observations) != state["observations"]).any(axis=1)
         if self._practice is not None:
             self._practice.load_state_dict(state["practice"])
-        if "drift" in state:
-            self._drift = state["drift"].copy()
         if differs.any():
             self._episodes[differs] += 1
             self._returns[differs] = 0.0
@@ -241,32 +230,21 @@ class Collector(RolloutStatistics):
         """Close the environments."""
         self.envs.close()
 
-    def _explore(self, actions: Array, progress: float) -> Array:
-        if self._noise > 0 and not self.spec.is_discrete:
-            noise = self.rng.standard_normal(actions.shape) if self._correlation == 0.0 else self._drift
-            actions = np.clip(actions + self._noise * noise, -1.0, 1.0).astype(np.float32)
-        probability = self._random_prob(progress)
-        if probability > 0:
-            chosen = self.rng.random(self.num_envs) < probability
-            actions = np.where(chosen[:, None], random_actions(self.spec, self.rng, self.num_envs), actions)
-        return actions
-
     def undo_point(self) -> Callable[[], None]:
         """Return a function that restores the state of this moment, for a step in which an environment fails.
 
         The part of the learner is restored by ``learner_undo_point``.
         """
-        random_state = self.rng.bit_generator.state
+        undo_exploration = self.exploration.undo_point()
         counts = self._observations, self._episodes.copy(), self._returns.copy(), self.finished.copy()
         saturation = list(self.saturation)
         episodes = [(actions, len(actions)) for actions in self._actions]
-        drift, undo_practice = self._drift, None if self._practice is None else self._practice.undo_point()
+        undo_practice = None if self._practice is None else self._practice.undo_point()
 
         def undo() -> None:
-            self._drift = drift
+            undo_exploration()
             if undo_practice is not None:
                 undo_practice()
-            self.rng.bit_generator.state = random_state
             self._observations, self._episodes, self._returns, self.finished = counts
             self.saturation = saturation
             self._actions = [actions[:length] for actions, length in episodes]

@@ -17,7 +17,6 @@ from rl_training.errors import EnvFailedError, RLTrainingError, WorkerError
 from rl_training.interrupts import ignore_signals, raise_if_asked_to_stop
 from rl_training.runtime.evaluator import Evaluator
 
-_Outcome = tuple[dict[str, float], list[dict[str, Any]]]
 _POLL = 0.1  # seconds between two looks at whether the program was asked to stop
 
 

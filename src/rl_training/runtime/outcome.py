@@ -21,6 +21,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import INTERRUPTED, TrainResult
+from rl_training.runtime.run_state import snapshot
 from rl_training.runtime.trainer import Trainer
 
 RESULT, TRACEBACK, POST_MORTEM = "result.json", "traceback.txt", "post_mortem"
@@ -29,13 +30,13 @@ _PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = [Path(folder) for folder in {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}]
 
 
-def run_to_end(trainer: Trainer, run_dir: Path) -> TrainResult:
+def run_to_end(trainer: Trainer) -> TrainResult:
     """Run a trainer and write ``result.json``.
 
     A run that fails keeps a checkpoint, ``result.json`` with status ``failed`` and the traceback in ``traceback.txt``.
     """
     state = trainer.state
-    remove_old_outcome(run_dir)
+    remove_old_outcome(trainer.run_dir)
     with recorded_failure(trainer), stop_on_signals(lambda name: state.stop(f"{INTERRUPTED} by {name}")):
         trainer.run()
     return finished(trainer)
@@ -136,7 +137,7 @@ def _save(trainer: Trainer, run_dir: Path) -> str:
 
 def _post_mortem(trainer: Trainer, run_dir: Path) -> str:
     """Save a state with wrong numbers apart from the intact checkpoints, and return a sentence about it."""
-    path = CheckpointStore(run_dir / POST_MORTEM, keep=1).save(*trainer.snapshot(), None)
+    path = CheckpointStore(run_dir / POST_MORTEM, keep=1).save(*snapshot(trainer), None)
     return f"This was step {trainer.state.global_step}. Its state is kept in {path}; {_earlier(run_dir)}"
 
 

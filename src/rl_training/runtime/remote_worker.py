@@ -139,8 +139,8 @@ class EpisodeWorker:
             self._loaded = policy.version
         if not self._unfinished:
             collector.start_episode(request.number)
-            collector.rng = worker_generator(self._plan.seed, self._index, request.number)
-            learner.generator.manual_seed(int(collector.rng.integers(2**63)))
+            rng = collector.exploration.rng = worker_generator(self._plan.seed, self._index, request.number)
+            learner.generator.manual_seed(int(rng.integers(2**63)))
         steps: list[Transition] = []
         while not steps or not (collector.ended or len(steps) == self._plan.longest):
             inputs, noise = torch.from_numpy(collector.inputs()[0]), collector.noise()

@@ -8,21 +8,15 @@ saves for itself, so its folder is that of any other run.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from rl_training.algorithms.stack import LearnerStack
-from rl_training.data.device_hindsight import HindsightSampler
-from rl_training.data.device_sampling import DeviceSampler
-from rl_training.data.mixture import Source
 from rl_training.errors import CheckpointError, EnvError, EnvFailedError, RLTrainingError
 from rl_training.interrupts import Interrupted, stop_on_signals
-from rl_training.member_axis import MemberStack
 from rl_training.runtime.acceleration import accelerated_updates
 from rl_training.runtime.action_graphs import ChooseActions, accelerated_actions
 from rl_training.runtime.collector import Collector, Transition, learner_undo_point
@@ -31,8 +25,8 @@ from rl_training.runtime.evaluation_process import EvaluationProcess
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.metrics_mean import MetricsMean
 from rl_training.runtime.outcome import finished, read_result, recorded_failure, remove_old_outcome
+from rl_training.runtime.stack_data import DataStack
 from rl_training.runtime.trainer import Trainer
-from rl_training.types import Batch
 
 Array = NDArray[Any]
 
@@ -48,9 +42,9 @@ class RunStack:
     """
 
     def __init__(self, trainers: Sequence[Trainer], ended: Collection[int] = ()) -> None:
-        """Start the processes of the evaluations; they would inherit the locks of the runs, which come later.
+        """Start the processes of the evaluations. Create the stack before the runs are locked: they inherit open locks.
 
-        ``ended`` names runs that ended in an earlier part of the stack and are only kept for its shape.
+        ``ended`` has the positions of runs that ended before the stack was resumed. They only keep its shape.
         """
         self.trainers = list(trainers)
         self.failures: dict[int, RLTrainingError] = {}
@@ -118,7 +112,7 @@ class RunStack:
                 self._collect(active, learners, choose, learn if overlap else None)
             if not overlap:
                 learn()
-            if any(self.trainers[index].is_due(before, pretraining) for index in active):
+            if any(_report_is_due(self.trainers[index], before, pretraining) for index in active):
                 metrics.move_to_members([trainer.train_metrics for trainer in self.trainers])
             self._end_step(active, before, pretraining)
             self._ended = self._ended | {index for index in active if self.trainers[index].state.should_stop}
@@ -126,7 +120,7 @@ class RunStack:
     def _end_step(self, active: list[int], before: int, pretraining: bool) -> None:
         """End a step of every run. If an evaluation is cut off, those of the runs after it are still due as well."""
         for index in active:
-            self._guarded(index, lambda trainer: trainer.start_evaluation(before, pretraining))
+            self._guarded(index, lambda trainer: _start_evaluation(trainer, before, pretraining))
         for position, index in enumerate(active):
             if index in self.failures:
                 continue
@@ -134,7 +128,7 @@ class RunStack:
                 self._guarded(index, lambda trainer: trainer.end_step(before, pretraining))
             except Interrupted:
                 for later in active[position + 1 :]:
-                    self.trainers[later].postpone_report(before, pretraining)
+                    _postpone_report(self.trainers[later], before, pretraining)
                 raise
 
     def _active(self) -> list[int]:
@@ -240,57 +234,27 @@ def _collector(trainer: Trainer) -> Collector:
     return trainer.collector
 
 
-class DataStack:
-    """The data of several runs: batches with a member axis, ``[runs, B, ...]``."""
-
-    def __init__(self, sources: Sequence[Source], lead: int = 0) -> None:
-        self.sources, self._lead = list(sources), lead
-        self._sampler: _SamplerStack | None = None
-
-    def sample(self, batch_size: int) -> Batch:
-        """Draw a minibatch for each run."""
-        batches = [source.sample(batch_size) for source in self.sources]
-        columns = zip(*batches, strict=True)
-        tensors = (torch.stack(list(values)) if isinstance(values[0], Tensor) else values[0] for values in columns)
-        return Batch(*cast(Any, tensors))
-
-    def device_sampler(self) -> nn.Module | None:
-        """Return what draws the batches of all runs on an accelerator; None if the host draws those of a run."""
-        samplers = [source.device_sampler() for source in self.sources]
-        if any(sampler is None for sampler in samplers):
-            self._sampler = None
-        elif self._sampler is None or self._sampler.members != samplers:
-            self._sampler = _SamplerStack([sampler for sampler in samplers if sampler is not None], self._lead)
-        return self._sampler
-
-    def plan(self, batch_size: int) -> Hashable:
-        """Decide what the next batch of every run is made of."""
-        return [source.plan(batch_size) for source in self.sources][self._lead]
+def _start_evaluation(trainer: Trainer, before: int, pretraining: bool) -> None:
+    """Begin the evaluation that ``end_step`` will need, if another process does it."""
+    due = _is_due(trainer, before, pretraining, trainer.settings.loop.eval_interval)
+    if due and isinstance(trainer.evaluator, EvaluationProcess):
+        trainer.evaluator.start(trainer.learner)
 
 
-class _SamplerStack(nn.Module):
-    """The samplers of several runs as one; they share one generator of random numbers."""
+def _postpone_report(trainer: Trainer, before: int, pretraining: bool) -> None:
+    """Leave what ``end_step`` would report to the resumed run."""
+    if _report_is_due(trainer, before, pretraining):
+        trainer.state.report_due = (before, pretraining and not trainer.budget.pretraining)
 
-    def __init__(self, members: Sequence[DeviceSampler], lead: int) -> None:
-        super().__init__()
-        self.members = list(members)
-        self._stack = MemberStack(self.members)
-        self.pattern = self._stack.pattern
-        parts = zip(self.pattern.samplers(), *(member.samplers() for member in self.members), strict=True)
-        for whole, *own in parts:
-            whole.generator = own[lead].generator
-            if isinstance(whole, HindsightSampler):
-                whole.batch_sizes = cast(HindsightSampler, own[0]).batch_sizes  # the members prepare them
-            for sampler in own:
-                sampler.generator = whole.generator
 
-    def forward(self, batch_size: int, plan: Hashable = None) -> Batch:
-        """Draw a minibatch for each run."""
-        offline_rows: list[int] = []
+def _report_is_due(trainer: Trainer, before: int, pretraining: bool) -> bool:
+    """Return whether ``end_step`` will evaluate, log or save."""
+    loop = trainer.settings.loop
+    return _is_due(trainer, before, pretraining, loop.eval_interval, loop.log_interval, loop.checkpoint_interval)
 
-        def draw(sampler: DeviceSampler) -> dict[str, Tensor]:
-            batch: Batch = sampler(batch_size, plan)
-            offline_rows.append(batch.offline_rows)
-            return {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor)}
 
-        return Batch(**self._stack.call(draw), offline_rows=offline_rows[0])
+def _is_due(trainer: Trainer, before: int, pretraining: bool, *intervals: int | None) -> bool:
+    """Return whether one of the intervals was completed, or the run ends or goes online, with this step."""
+    ending = trainer.state.should_stop or trainer.budget.stop_reason() is not None
+    going_online = pretraining and not trainer.budget.pretraining
+    return ending or going_online or any(trainer.budget.completed(before, interval) for interval in intervals)

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rl_training.config import differences
 from rl_training.data.her_replay_buffer import HERReplayBuffer
-from rl_training.errors import CheckpointError, DatasetError
 from rl_training.interrupts import Interrupted
 from rl_training.runtime.acceleration import accelerated_updates
 from rl_training.runtime.budget import Budget
@@ -27,6 +25,7 @@ from rl_training.runtime.health import require_finite_learner, require_finite_me
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.metrics_mean import MetricsMean
 from rl_training.runtime.run_records import RunRecords
+from rl_training.runtime.run_state import restore_run, snapshot
 from rl_training.runtime.settings import RunSettings
 
 
@@ -149,27 +148,6 @@ class Trainer:
         elif self.settings.init.init_from is not None and self._restored_at is None:
             self._report_and_save(going_online=True)
 
-    def is_due(self, before: int, pretraining: bool) -> bool:
-        """Return whether ``end_step`` will evaluate, log or save."""
-        loop = self.settings.loop
-        return self._is_due(before, pretraining, loop.eval_interval, loop.log_interval, loop.checkpoint_interval)
-
-    def start_evaluation(self, before: int, pretraining: bool) -> None:
-        """Begin the evaluation that ``end_step`` will need, if another process does it."""
-        due = self._is_due(before, pretraining, self.settings.loop.eval_interval)
-        if due and isinstance(self.evaluator, EvaluationProcess):
-            self.evaluator.start(self.learner)
-
-    def _is_due(self, before: int, pretraining: bool, *intervals: int | None) -> bool:
-        ending = self.state.should_stop or self.budget.stop_reason() is not None
-        going_online = pretraining and not self.budget.pretraining
-        return ending or going_online or any(self._crossed(before, interval) for interval in intervals)
-
-    def postpone_report(self, before: int, pretraining: bool) -> None:
-        """Leave what ``end_step`` would report to the resumed run."""
-        if self.is_due(before, pretraining):
-            self.state.report_due = (before, pretraining and not self.budget.pretraining)
-
     def end_step(self, before: int, pretraining: bool) -> None:
         """Call back, evaluate, log and save, as far as it is due after a step that started at ``before``."""
         self._stop_at_budget()
@@ -182,46 +160,9 @@ class Trainer:
 
         ``last`` names the newest checkpoint that counts, by its steps and updates.
         """
-        state, manifest = self.store.load_newest_intact(last)
-        then, now = manifest["config"].get("seed"), self.metadata["config"]["seed"]
-        edited_seed = f"seed = {now} in config.yaml, the checkpoint has {then}" if then != now else ""
-        try:
-            self.learner.load_training_state(state["learner"])
-            if (self.mixture is not None) != ("prior" in state["experience"]):
-                started, now = ("with", "without") if "prior" in state["experience"] else ("without", "with")
-                raise DatasetError(
-                    f"the run was started {started} offline data and is resumed {now}: expected the same (dataset=)"
-                )
-            self.experience.load_state_dict(state["experience"])
-            if self.replay is not None:
-                self.store.load_rows(self.replay.ring)
-            self.state.load_state_dict(state["trainer"]["state"])
-            self.train_metrics.load_state_dict(state["trainer"])
-            for name, callback in self._named_callbacks().items():
-                if name in state["trainer"]["callbacks"]:
-                    callback.load_state_dict(state["trainer"]["callbacks"][name])
-            changed = self.collector.load_state_dict(state["collector"]) if self.collector is not None else []
-        except DatasetError as error:
-            reason = f" ({edited_seed})" if edited_seed else ""
-            raise DatasetError(f"{self.settings.dataset.source}: {error}{reason}") from None
-        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-            edited = differences(manifest["config"], self.metadata["config"])
-            reason = "; ".join(f"{key} = {now!r}, the checkpoint has {then!r}" for key, then, now in edited)
-            raise CheckpointError(f"the checkpoint does not fit config.yaml: {reason or error}") from error
-        self.store.discard_newer()
+        restore_run(self, last)
         self._restored_at = (self.state.global_step, self.state.update_count)
         self._restored_unevaluated = self.state.report_due is not None
-        if changed and self.replay is not None:
-            for index in changed:
-                self.replay.discard_open_episode(index)
-        if edited_seed:
-            warnings.warn(f"{edited_seed}: this resume is not exact", stacklevel=2)
-        elif changed:
-            warnings.warn(
-                f"environments {changed} did not repeat their unfinished episode, so they are not deterministic: this"
-                " resume is not exact, and a new episode was started there",
-                stacklevel=2,
-            )
 
     def _collect(self, meanwhile: Callable[[], None] | None) -> None:
         """Take one step in every environment. Offline, each update counts as a step."""
@@ -277,9 +218,9 @@ class Trainer:
         settings, state = self.settings.loop, self.state
         # An interruption adds no report, so that a resumed run has the same log as a run that never stopped.
         finishing = state.should_stop and not state.interrupted
-        evaluating = going_online or finishing or self._crossed(before, settings.eval_interval)
-        logging = evaluating or self._crossed(before, settings.log_interval)
-        saving = going_online or self._crossed(before, settings.checkpoint_interval)
+        evaluating = going_online or finishing or self.budget.completed(before, settings.eval_interval)
+        logging = evaluating or self.budget.completed(before, settings.log_interval)
+        saving = going_online or self.budget.completed(before, settings.checkpoint_interval)
         if logging or saving or state.should_stop:
             require_finite_learner(self.learner, self.train_metrics.last)
         is_best = False
@@ -317,26 +258,8 @@ class Trainer:
         position = (self.state.global_step, self.state.update_count)
         # If the evaluation of a checkpoint was still due, the checkpoint is written again after it.
         again = self._restored_unevaluated and position == self._restored_at
-        self.store.save(*self.snapshot(), self.replay, best=best, replace=again)
+        self.store.save(*snapshot(self), self.replay, best=best, replace=again)
         self._saved_at = position
-
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state, without replay rows, and the metadata of its manifest."""
-        state = {
-            "learner": self.learner.training_state(),
-            "experience": self.experience.state_dict(with_rows=False),
-            "collector": self.collector.state_dict() if self.collector is not None else {},
-            "trainer": {
-                "state": self.state.state_dict(),
-                **self.train_metrics.state_dict(),
-                "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks().items()},
-            },
-        }
-        counters = {"global_step": self.state.global_step, "update_count": self.state.update_count}
-        return state, {**self.metadata, **counters}
-
-    def _named_callbacks(self) -> dict[str, Callback]:
-        return {f"{index}-{type(callback).__name__}": callback for index, callback in enumerate(self.callbacks)}
 
     def _log(self) -> None:
         """Write a row of metrics. Only here does the loop wait for the device."""
@@ -368,7 +291,3 @@ class Trainer:
     def _restart_clock(self) -> None:
         self._clock = time.perf_counter()
         self._clock_step, self._clock_updates = self.state.global_step, self.state.update_count
-
-    def _crossed(self, before: int | None, interval: int | None) -> bool:
-        """Return whether the steps since ``before`` completed an interval."""
-        return interval is not None and before is not None and self.budget.position // interval > before // interval

@@ -14,7 +14,7 @@ from rl_training.data.column_checks import FLAGS, REQUIRED, is_finite
 from rl_training.data.formats.columns import label_of
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_raw_env, space_spec
-from rl_training.envs.goals import GoalFunctions
+from rl_training.envs.goals import GoalRewards
 from rl_training.errors import DatasetError
 from rl_training.types import SpaceSpec
 
@@ -31,7 +31,7 @@ class Task:
 
     spec: SpaceSpec
     time_limit: int | None
-    goals: GoalFunctions | None
+    goals: GoalRewards | None
     env: gym.Env[Any, Any]
 
     @classmethod
@@ -45,7 +45,7 @@ class Task:
         ]
         can_ask = spec.goal_dim and env.has_wrapper_attr("compute_reward")
         limit = next((limit for limit in limits if isinstance(limit, int)), None)
-        return cls(spec, limit, GoalFunctions(env) if can_ask else None, env)
+        return cls(spec, limit, GoalRewards(env) if can_ask else None, env)
 
     def close(self) -> None:
         """Close the environment."""

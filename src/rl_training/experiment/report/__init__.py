@@ -8,8 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.report.page import run_page, runs_page
+from rl_training.experiment.report.one_run import run_page
 from rl_training.experiment.report.run_data import RunData, find_runs, read_run
+from rl_training.experiment.report.several_runs import runs_page
 from rl_training.runtime.checkpoint_files import write_durably
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from rl_training.errors import ConfigError, RLTrainingError, shown
-from rl_training.experiment.report.page import message_page, run_page, runs_page
+from rl_training.experiment.report.one_run import run_page
+from rl_training.experiment.report.page import message_page
 from rl_training.experiment.report.run_data import RunData, find_runs, read_run
+from rl_training.experiment.report.several_runs import runs_page
 
 HOST = "127.0.0.1"
 _REFRESH = 5
