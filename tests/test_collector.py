@@ -307,8 +307,10 @@ def test_another_number_of_environments_is_refused() -> None:
 # Correlated noise
 
 
-def test_noise_is_correlated_in_every_second_episode() -> None:
-    collector = still(make_collector(*(ScriptedEnv(length=50) for _ in range(8)), noise_correlation=0.9))
+@pytest.mark.parametrize(("share", "period"), [(0.5, 2), (0.25, 4)])
+def test_noise_is_correlated_in_a_share_of_the_episodes(share: float, period: int) -> None:
+    settings = {"noise_correlation": 0.9, "correlated_episodes": share}
+    collector = still(make_collector(*(ScriptedEnv(length=50) for _ in range(8)), **settings))
     noises = []
     for _ in range(200):
         collector.step(0.0, random=False)
@@ -318,7 +320,7 @@ def test_noise_is_correlated_in_every_second_episode() -> None:
         for index in range(8):
             one = steps[episode, :, index]
             found = np.mean([np.corrcoef(one[:-1, k], one[1:, k])[0, 1] for k in range(2)])
-            assert (found > 0.5) == ((episode + index) % 2 == 1)
+            assert (found > 0.5) == ((episode + index) % period == period - 1)
     assert steps.std() == pytest.approx(1.0, abs=0.1)
 
 

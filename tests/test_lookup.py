@@ -23,10 +23,13 @@ from rl_training.experiment.preset_time import Duration, measure_duration
 from test_cli import Run, run  # noqa: F401 (a fixture)
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-UNMEASURED = {
-    f"her/{task}"
-    for task in ("fetch_push_cpu", "fetch_slide", "hand_reach", "panda_pick_and_place", "panda_push", "point_maze")
+GOAL_PRESETS = {
+    "FetchPush-v4": "her/fetch_push",
+    "FetchPickAndPlace-v4": "her/fetch_pick_and_place",
+    "FetchSlide-v4": "her/fetch_slide",
+    "PointMaze_Medium-v3": "her/point_maze",
 }
+UNMEASURED = {f"her/{task}" for task in ("fetch_push_cpu", "hand_reach", "panda_pick_and_place", "panda_push")}
 
 
 class TestPresets:
@@ -49,7 +52,7 @@ class TestPresets:
                     score = row["eval/success_rate" if kind == "success rate" else "eval/mean_reward"]
                     measured.setdefault(row["preset"], []).append((kind, score))
         for row in json.loads((RESULTS / "goals.json").read_text()):
-            preset = {"FetchPush-v4": "her/fetch_push", "FetchPickAndPlace-v4": "her/fetch_pick_and_place"}[row["task"]]
+            preset = GOAL_PRESETS[row["task"]]
             measured.setdefault(preset, []).append(("success rate", row["curve"][-1][1]))
         assert len(measured) > 20
         for name, rows in measured.items():

@@ -108,8 +108,8 @@ class Collector(RolloutStatistics):
         if not self.exploration.correlates:
             return None
         goes_on = np.array([len(actions) > 0 for actions in self._actions])
-        every_second = (self._episodes + np.arange(self.num_envs)) % 2 == 1
-        return self.exploration.draw_noise(goes_on & every_second)
+        numbers = self._episodes + np.arange(self.num_envs)
+        return self.exploration.draw_noise(goes_on & self.exploration.is_correlated(numbers))
 
     def send(self, actions: Array | None, progress: float) -> None:
         """Send actions ``[E, action_dim]`` of the policy, with exploration added, to the environments; None: random."""

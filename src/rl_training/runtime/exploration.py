@@ -24,7 +24,10 @@ class ExplorationSettings(Settings):
         None, description="probability of a uniformly random action: a number, or a schedule of one"
     )
     noise_correlation: float = Field(
-        0.0, ge=0, lt=1, description="correlation of exploration noise from step to step, in every second episode"
+        0.0, ge=0, lt=1, description="correlation of exploration noise from step to step, in some episodes"
+    )
+    correlated_episodes: float = Field(
+        0.5, ge=0, le=1, description="share of the episodes whose noise has noise_correlation"
     )
 
     @model_validator(mode="after")
@@ -55,7 +58,7 @@ class Exploration:
         self._noise = defaults.get("exploration_noise", 0.0) if noise is None else noise
         random = defaults.get("random_action_prob", 0.0) if random is None else random
         self._random_prob = random if isinstance(random, Schedule) else Schedule(start=random)
-        self._correlation = settings.noise_correlation
+        self._correlation, self._correlated_share = settings.noise_correlation, settings.correlated_episodes
         self._spec, self._num_envs, self.rng = spec, num_envs, rng
         self.drift = np.zeros((num_envs, spec.action_dim), np.float32)
 
@@ -63,6 +66,11 @@ class Exploration:
     def correlates(self) -> bool:
         """Whether the noise of a step depends on that of the step before; the learner must then be given it."""
         return self._correlation > 0.0 and not self._spec.is_discrete
+
+    def is_correlated(self, episodes: Array) -> Array:
+        """Return for which numbers of episodes the noise is correlated; these are evenly spaced."""
+        later: Array = np.floor((episodes + 1) * self._correlated_share) > np.floor(episodes * self._correlated_share)
+        return later
 
     def draw_noise(self, correlated: Array) -> Array:
         """Draw the standard normal noise of a step, ``[E, action_dim]``; ``correlated`` ``[E]`` says for which."""
