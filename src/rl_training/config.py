@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from rl_training.errors import ConfigError, did_you_mean, shown
+from rl_training.urls import Location, download_file, is_url, parse_location
 from rl_training.yaml_text import dump_yaml, parse_yaml
 
 PRESET_DIR = Path(__file__).parent / "assets" / "configs"
@@ -80,7 +81,10 @@ class TrainConfig(Settings):
     env_id: str | None = Field(None, description="a Gymnasium environment id; optional for offline runs")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of all random numbers of the run")
     total_timesteps: int = Field(gt=0, description="environment transitions over all environments; offline, updates")
-    output_dir: Path = Field(Path("runs"), description="folder in which the run's folder is created")
+    output_dir: Location = Field(
+        Path("runs"),
+        description="folder in which the run's folder is created: a path, or a URL such as s3://bucket/runs",
+    )
     device: str = Field("cpu", description="cpu, cuda, cuda:N, or auto (cuda if available)")
     precision: Literal["fp32", "tf32", "bf16"] | None = Field(
         None, description="arithmetic of matrix products on CUDA; unset: tf32; the weights are float32 in any case"
@@ -112,6 +116,11 @@ class TrainConfig(Settings):
     )
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="settings of the algorithm and of the loop")
 
+    @field_validator("output_dir", mode="plain")
+    @classmethod
+    def _path_or_url(cls, value: Any) -> Location:
+        return parse_location(value)
+
     @field_validator("loggers")
     @classmethod
     def _csv_always(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -123,7 +132,7 @@ class TrainConfig(Settings):
 
 
 def load_config(source: str | Path, overrides: Iterable[str] = ()) -> TrainConfig:
-    """Read a preset (``her/point_reach``) or a YAML file, with ``key.path=value`` overrides on top."""
+    """Read a preset (``her/point_reach``) or a YAML file, also at a URL, with ``key.path=value`` overrides on top."""
     values = read_yaml(config_path(source))
     return parse_config(parse_overrides(overrides, values), where=str(source))
 
@@ -184,8 +193,10 @@ def unknown_key(key: str, names: Iterable[str], prefix: str = "") -> str:
 
 
 def config_path(source: str | Path) -> Path:
-    """Return the file behind a preset name or a path."""
+    """Return the file behind a preset name, a path or a URL."""
     name = str(source)
+    if is_url(name):
+        return download_file(name)
     if name in preset_names():
         return PRESET_DIR / f"{name}.yaml"
     path = Path(source)

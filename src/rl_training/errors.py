@@ -60,6 +60,10 @@ class RunLockedError(RLTrainingError):
     """Another process is training in the same folder."""
 
 
+class RemoteError(RLTrainingError):
+    """What is at a URL cannot be read or written."""
+
+
 class RunFailedError(RLTrainingError):
     """A run that had begun cannot go on."""
 

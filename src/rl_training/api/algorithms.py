@@ -14,6 +14,7 @@ from rl_training.algorithms.table import ALGORITHMS, Algorithm
 from rl_training.config import TrainConfig, load_config, parse_config, preset_names
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.seeding import EVALUATION_SEED
+from rl_training.urls import Location, to_location
 
 # The rest is imported inside the methods, so that ``from rl_training import HER`` takes little longer than torch.
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ class ManagedAlgorithm:
 
     @classmethod
     def load(cls: type[ManagedT], path: str | Path, device: str = "cpu") -> ManagedT:
-        """Load the policy of a run (its best checkpoint), of a checkpoint, or of what ``save`` wrote."""
+        """Load the policy of a run (its best checkpoint), of a checkpoint, or of what ``save`` wrote; or of its URL."""
         from rl_training.experiment.manager import load_policy
 
-        learner, config, checkpoint = load_policy(Path(path), device)
+        learner, config, checkpoint = load_policy(to_location(path), device)
         managed = cls(config)
         managed._learner, managed.checkpoint = learner, checkpoint
         return managed
@@ -147,9 +148,10 @@ class ManagedAlgorithm:
     ) -> TrainResult:
         """Continue a run from its latest checkpoint under its own configuration, up to ``total_timesteps`` if given."""
         from rl_training.envs.objects import is_object_id
+        from rl_training.runtime.local_copy import fetch, identity
         from rl_training.runtime.settings import read_config
 
-        config = load_config(Path(run_dir) / "config.yaml")
+        config = load_config(fetch(run_dir, identity) / "config.yaml")
         if is_object_id(config.env_id) and config.env_id != self.config.env_id:
             raise EnvError(
                 f"{run_dir}: it was trained on an environment given as an object: expected the same one as"
@@ -157,7 +159,7 @@ class ManagedAlgorithm:
             )
         self.config = read_config(config, algo=self.algo)
         overrides = [] if total_timesteps is None else [f"total_timesteps={total_timesteps}"]
-        return self._continue(Path(run_dir), overrides, dataset, progress_bar, callbacks)
+        return self._continue(to_location(run_dir), overrides, dataset, progress_bar, callbacks)
 
     def predict(self, observation: Observation, deterministic: bool = True) -> tuple[NDArray[Any], None]:
         """Return the action for one observation, or a batch of them, and None (there is no recurrent state)."""
@@ -185,7 +187,7 @@ class ManagedAlgorithm:
 
     def _continue(
         self,
-        run_dir: Path,
+        run_dir: Location,
         overrides: list[str],
         dataset: TransitionDataset | None,
         progress_bar: bool,

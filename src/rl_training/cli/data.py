@@ -12,6 +12,7 @@ from rl_training.cli.options import JsonOption, QuietOption, SetOption, TrustOpt
 from rl_training.config import parse_overrides
 from rl_training.errors import ConfigError, DatasetError, shown
 from rl_training.json_output import to_json
+from rl_training.urls import is_url
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect, convert and collect datasets.")
 
@@ -152,12 +153,15 @@ def collect(
     from rl_training.data.dataset_loaders import write_transitions
     from rl_training.data.formats.storage import watch_bytes
     from rl_training.envs.consent import trust_all_runs
+    from rl_training.runtime.local_copy import fetch
+    from rl_training.runtime.local_copy import policy as policy_files
     from rl_training.runtime.progress import Progress
     from rl_training.tools.datasets import collect_dataset
 
     if trust:
         trust_all_runs()
     _confirm_target(output, kind, overwrite)
+    policy = str(fetch(policy, policy_files)) if is_url(policy) else policy
     with Progress("data collect", quiet=quiet) as progress, watch_bytes(progress.on_bytes):
         dataset, env_spec = collect_dataset(
             env,

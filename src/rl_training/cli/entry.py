@@ -99,9 +99,9 @@ def _run() -> int:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from rl_training.runtime.machine import package_version
+        from importlib.metadata import version  # quicker than what the doctor prints, which imports torch
 
-        print(package_version())
+        print(version("rl-training"))
         raise typer.Exit
 
 

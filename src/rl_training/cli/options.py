@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,17 +18,17 @@ TrustOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:N or auto.", metavar="DEVICE")]
 PolicyArgument = Annotated[
-    Path,
+    str,
     typer.Argument(
-        help="A run (its best checkpoint is taken), a checkpoint or a bundle.",
+        help="A run (its best checkpoint is taken), a checkpoint or a bundle: a folder or a URL.",
         metavar="RUN|CHECKPOINT|BUNDLE",
         autocompletion=complete_run,
     ),
 ]
 TrainedArgument = Annotated[
-    Path,
+    str,
     typer.Argument(
-        help="A run (its best checkpoint is taken) or a checkpoint.",
+        help="A run (its best checkpoint is taken) or a checkpoint: a folder or a URL.",
         metavar="RUN|CHECKPOINT",
         autocompletion=complete_run,
     ),

@@ -19,6 +19,7 @@ from rl_training.cli.options import (
 )
 from rl_training.errors import ConfigError, shown
 from rl_training.json_output import to_json
+from rl_training.urls import require_local, to_location
 
 
 def evaluate(
@@ -39,16 +40,18 @@ def evaluate(
     """Play seeded episodes with a trained policy."""
     from rl_training.envs.consent import trust_all_runs
     from rl_training.experiment.manager import evaluate_experiment
+    from rl_training.runtime.local_copy import fetch, policy
     from rl_training.seeding import EVALUATION_SEED
 
     if video_format is not None and not video:
         raise ConfigError(f"--video-format {video_format}: expected --video as well")
     if trust:
         trust_all_runs()
-    run_dir = next((p for p in (path, *path.parents) if (p / "checkpoints").is_dir()), None)
-    beside = path.absolute().with_name(f"{path.absolute().name}_videos")  # of a bundle or a checkpoint without a run
+    folder = fetch(path, policy)
+    run_dir = next((p for p in (folder, *folder.parents) if (p / "checkpoints").is_dir()), None)
+    beside = folder.absolute().with_name(f"{folder.absolute().name}_videos")  # of a bundle or a lone checkpoint
     answer = evaluate_experiment(
-        path,
+        folder,
         episodes=episodes,
         seed=EVALUATION_SEED if seed is None else seed,
         video=None if not video else beside if run_dir is None else run_dir / "videos",
@@ -81,7 +84,7 @@ def predict(
     from rl_training.experiment.manager import load_predictor
     from rl_training.experiment.observations import parse_observation
 
-    policy, _, _ = load_predictor(path, device or "cpu")
+    policy, _, _ = load_predictor(to_location(path), device or "cpu")
     if obs != "-" and not Path(obs).is_file():
         raise ConfigError(f"--obs {obs!r}: no such file")
     lines = sys.stdin if obs == "-" else Path(obs).open(encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -104,8 +107,10 @@ def export(
 ) -> None:
     """Write a policy as a bundle that runs without this package: ONNX graph, contract, test vectors, examples."""
     from rl_training.export import export_policy
+    from rl_training.runtime.local_copy import fetch, policy
 
-    contract = export_policy(path, output, overwrite=overwrite)
+    require_local(output, "--output")
+    contract = export_policy(fetch(path, policy), output, overwrite=overwrite)
     if json_:
         print(to_json({"bundle": str(output), "contract": contract.model_dump(mode="json")}))
         return
@@ -117,14 +122,15 @@ def export(
 
 
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="A folder that export wrote.", metavar="BUNDLE")],
+    bundle: Annotated[str, typer.Argument(help="A folder that export wrote, or its URL.", metavar="BUNDLE")],
     json_: JsonOption = False,
 ) -> None:
     """Check a bundle: its checksums, and its actions on the test vectors; exit with 1 if it fails."""
     from rl_training.cli.streams import print_error
     from rl_training.export import verify_bundle
+    from rl_training.runtime.local_copy import fetch
 
-    found = verify_bundle(bundle)
+    found = verify_bundle(fetch(bundle))
     if json_:
         print(to_json(found.to_json()))
     elif found.passed:

@@ -11,13 +11,17 @@ from rl_training.cli.completion import complete_run
 from rl_training.cli.options import QuietOption
 from rl_training.errors import ConfigError
 from rl_training.interrupts import Interrupted
+from rl_training.urls import require_local
 
 
 def report(
     runs: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            help="Run folders, or folders of runs.", metavar="RUN", show_default=False, autocompletion=complete_run
+            help="Run folders, folders of runs, or their URLs.",
+            metavar="RUN",
+            show_default=False,
+            autocompletion=complete_run,
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.", metavar="FILE")] = Path(
@@ -37,7 +41,9 @@ def report(
     quiet: QuietOption = False,
 ) -> None:
     """Write a page with plots of one or more runs, or serve such pages."""
+    require_local(output, "--output")
     if serve is not None:
+        require_local(serve, "--serve")
         if runs or png:
             raise ConfigError(f"--serve {serve} excludes RUN and --png: it shows all runs of its folder")
         _serve(serve, port)
@@ -45,6 +51,7 @@ def report(
     if not runs:
         raise ConfigError("report: expected at least one RUN, or --serve FOLDER")
     from rl_training.experiment.report import png_folder, write_report
+    from rl_training.runtime.local_copy import fetch_runs
     from rl_training.runtime.progress import Progress
 
     with Progress("report", quiet=quiet) as progress:
@@ -54,7 +61,8 @@ def report(
                 progress.start("", total, "run")
             progress.update(done)
 
-        written = write_report(runs, output, png=png, on_run=on_run)
+        folders = [folder for run in runs for folder in fetch_runs(run)]
+        written = write_report(folders, output, png=png, on_run=on_run)
     print(written)
     if png:
         print(png_folder(output))

@@ -26,12 +26,13 @@ def share(
 ) -> None:
     """Write a policy as a Hugging Face model folder, and upload it."""
     from rl_training.export.share import prepare_share, push_share, require_hub, require_repository
+    from rl_training.runtime.local_copy import fetch, policy
 
     require_repository(hub)
     if not dry_run:
         require_hub()  # before anything is written
     folder = output or Path(hub.rpartition("/")[2])
-    prepare_share(path, hub, folder, overwrite=overwrite)
+    prepare_share(fetch(path, policy), hub, folder, overwrite=overwrite)
     address = None if dry_run else push_share(folder, hub, private=private)
     files = sorted(file.name for file in folder.iterdir())
     if json_:

@@ -37,6 +37,7 @@ def sweep(
     json_: JsonOption = False,
 ) -> None:
     """Train every combination of settings and seeds that a file describes."""
+    from rl_training.runtime.mirror import folder_of_runs
     from rl_training.scale.board import Board
     from rl_training.scale.driver import check_sweep, run_sweep
     from rl_training.scale.slurm import slurm_script
@@ -54,14 +55,15 @@ def sweep(
         states = {trial.name: trial_state(trial) for trial in found.trials}
         _print_plan(found, states, workers, json_)
         return
-    with Board("sweep", quiet=quiet) as board:
-        states, interrupted = run_sweep(found, workers=workers, address=ray_address, watch=board.show)
-    report = _write_report(found)
+    with folder_of_runs(found.location):
+        with Board("sweep", quiet=quiet) as board:
+            states, interrupted = run_sweep(found, workers=workers, address=ray_address, watch=board.show)
+        report = _write_report(found)
     if json_:
         print(to_json({**_answer(found, states), "report": report and str(report)}))
     else:
         _print_states(states)
-        print(f"runs           {found.folder}")
+        print(f"runs           {found.location}")
         if report is not None:
             print(f"report         {report}")
         if interrupted:
@@ -106,8 +108,8 @@ def _answer(found: Sweep, states: dict[str, TrialState]) -> dict[str, Any]:
         state = states[trial.name]
         facts = {"status": state.status, "global_step": state.step, "total_timesteps": state.total}
         outcome = {**facts, "metrics": state.metrics, "error": state.error or None}
-        trials.append({"run_dir": str(trial.run_dir), "seed": trial.config.seed, "changes": trial.changes, **outcome})
-    return {"folder": str(found.folder), "trials": trials}
+        trials.append({"run_dir": str(trial.location), "seed": trial.config.seed, "changes": trial.changes, **outcome})
+    return {"folder": str(found.location), "trials": trials}
 
 
 def _write_report(found: Sweep) -> Path | None:

@@ -16,6 +16,7 @@ from rl_training.config import parse_seeds, preset_names
 from rl_training.errors import ConfigError, shown
 from rl_training.interrupts import asked_to_stop
 from rl_training.json_output import to_json
+from rl_training.urls import Location, is_url, last_name, to_location
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -57,7 +58,7 @@ def train(
         typer.Option("--stack/--no-stack", help="Train several runs together, or one after another, on any device."),
     ] = None,
     init_from: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="A run or checkpoint whose policy to improve by playing in the environment.",
             metavar="PATH",
@@ -65,11 +66,13 @@ def train(
         ),
     ] = None,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder in which the run's folder is made.", metavar="FOLDER")
+        str | None, typer.Option(help="Folder in which the run's folder is made, or a URL.", metavar="FOLDER")
     ] = None,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(help="The run's folder itself: continue the run in it, or start it there.", metavar="FOLDER"),
+        str | None,
+        typer.Option(
+            help="The run's folder itself, or its URL: continue the run there, or start it.", metavar="FOLDER"
+        ),
     ] = None,
     device: DeviceOption = None,
     resume_auto: Annotated[
@@ -95,7 +98,7 @@ def train(
     if run_dir is not None:
         if seeds is not None or len(configs) > 1:
             raise ConfigError(f"--run-dir {run_dir} is the folder of one run: expected one seed and no stack")
-        results = [_train_there(configs[0], run_dir, progress_bar=not quiet)]
+        results = [_train_there(configs[0], to_location(run_dir), progress_bar=not quiet)]
         show(results[0])
     else:
         results = _train_all(configs, name, show, stack=stack, resume_auto=resume_auto, progress_bar=not quiet)
@@ -106,7 +109,7 @@ def train(
 
 def _print_answers(results: list[TrainResult], several: str | None, json_: bool) -> None:
     """Print the results as JSON, or a table over ``several`` seeds or runs; that of one run is printed already."""
-    answers = [result.to_json() for result in results]
+    answers = [_answer(result) for result in results]
     if json_:
         print(to_json({"runs": answers, **_over_seeds(answers)} if several else answers[0]))
     elif several:
@@ -114,19 +117,19 @@ def _print_answers(results: list[TrainResult], several: str | None, json_: bool)
         _print_seed_table(ended, several)
 
 
-def _overrides(init_from: Path | None, changes: list[str], given: dict[str, Any]) -> list[str]:
+def _overrides(init_from: str | None, changes: list[str], given: dict[str, Any]) -> list[str]:
     """Return the changes of a configuration that the options ask for; later ones win."""
     start = []
     if init_from is not None:  # an offline algorithm goes online when it starts from a policy, unless --set forbids it
-        start = ["algo_kwargs.online=true", f"algo_kwargs.init_from={to_json(str(init_from.resolve()))}"]
-    values = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
-    return [*start, *changes, *(f"{key}={to_json(value)}" for key, value in values.items() if value is not None)]
+        there = init_from if is_url(init_from) else str(Path(init_from).resolve())
+        start = ["algo_kwargs.online=true", f"algo_kwargs.init_from={to_json(there)}"]
+    return [*start, *changes, *(f"{key}={to_json(value)}" for key, value in given.items() if value is not None)]
 
 
-def _train_there(config: TrainConfig, run_dir: Path, *, progress_bar: bool) -> TrainResult:
+def _train_there(config: TrainConfig, run_dir: Location, *, progress_bar: bool) -> TrainResult:
     from rl_training.experiment.run_folder import train_in_folder
 
-    return train_in_folder(config, run_dir, name=run_dir.name, progress_bar=progress_bar)
+    return train_in_folder(config, run_dir, name=last_name(run_dir), progress_bar=progress_bar)
 
 
 def _train_all(
@@ -157,7 +160,7 @@ def _train_all(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN", autocompletion=complete_run)],
+    run: Annotated[str, typer.Argument(help="A run's folder, or its URL.", metavar="RUN", autocompletion=complete_run)],
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -174,6 +177,8 @@ def resume(
     """Continue a run, and the runs that were trained together with it, from its latest checkpoint."""
     from rl_training.envs.consent import trust_all_runs
     from rl_training.experiment.manager import resume_experiment, resume_stack_experiment
+    from rl_training.runtime.local_copy import fetch
+    from rl_training.runtime.mirror import run_folder
     from rl_training.runtime.run import stack_members
 
     if trust:
@@ -181,13 +186,14 @@ def resume(
     if verify:
         if set_:
             raise ConfigError("--set and --verify exclude each other: --verify repeats the run as it is")
-        _verify(run, json_)
+        _verify(fetch(run), json_)
         return
-    if len(stack_members(run)) > 1:
-        results = resume_stack_experiment(run, progress_bar=not quiet, overrides=set_ or [])
-    else:
-        results = [resume_experiment(run, progress_bar=not quiet, overrides=set_ or [])]
-    answers = [result.to_json() for result in results]
+    with run_folder(to_location(run)) as folder:
+        if len(stack_members(folder)) > 1:
+            results = resume_stack_experiment(folder, progress_bar=not quiet, overrides=set_ or [])
+        else:
+            results = [resume_experiment(folder, progress_bar=not quiet, overrides=set_ or [])]
+    answers = [_answer(result) for result in results]
     if json_:
         print(to_json({"runs": answers, **_over_seeds(answers)} if len(answers) > 1 else answers[0]))
     else:
@@ -197,11 +203,21 @@ def resume(
 
 
 def _exit_as(results: list[TrainResult]) -> None:
-    """Exit with 3 if the last run was interrupted, and with 1 if a run of a stack failed."""
+    """Exit with 3 if the last run was interrupted, and with 1 if a run of a stack failed or was not uploaded."""
+    from rl_training.runtime.local_copy import is_uploaded
+
     if results[-1].status == "interrupted" or asked_to_stop():
         raise typer.Exit(3)
-    if any(result.status == "failed" for result in results):
+    if any(result.status == "failed" or not is_uploaded(result.run_dir) for result in results):
         raise typer.Exit(1)
+
+
+def _answer(result: TrainResult) -> dict[str, Any]:
+    """Return a result as JSON, with the URL of a run that is mirrored to one."""
+    from rl_training.runtime.local_copy import url_of
+
+    url = url_of(result.run_dir)
+    return {**result.to_json(), **({"url": url} if url is not None else {})}
 
 
 def _verify(run: Path, json_: bool) -> None:
@@ -274,7 +290,9 @@ def _print_seed_table(answers: list[dict[str, Any]], noun: str) -> None:
         print(f"{label:14} {table['metrics'][name]:10.2f} {table['std'][name]:10.2f} {table['worst'][name]:10.2f}")
 
 
-def _print_result(result: Any) -> None:
+def _print_result(result: TrainResult) -> None:
+    from rl_training.runtime.local_copy import url_of
+
     success = result.metrics.get("eval/success_rate")
     reason = (
         result.stop_reason if result.stop_reason.startswith(result.status) else f"{result.status}: {result.stop_reason}"
@@ -285,9 +303,12 @@ def _print_result(result: Any) -> None:
             (f"success rate   {success:.2f}\n" if success is not None else "")
             + f"mean return    {result.metrics['eval/mean_reward']:.2f}"
         )
+    url = url_of(result.run_dir)
+    if url is not None:
+        print(f"url            {url}")
     print(f"run            {result.run_dir}")
     print(f"checkpoints    {result.run_dir / 'checkpoints'}")
     if (result.run_dir / "report.html").is_file():
         print(f"plots          {result.run_dir / 'report.html'}")
     if result.status == "interrupted":
-        print(f"continue with  rl-training resume {result.run_dir}")
+        print(f"continue with  rl-training resume {url or result.run_dir}")

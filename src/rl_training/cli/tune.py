@@ -28,6 +28,7 @@ def tune(
 ) -> None:
     """Search for good settings, and compare the best on fresh seeds."""
     from rl_training.runtime.checkpoint_files import write_durably
+    from rl_training.runtime.mirror import folder_of_runs
     from rl_training.runtime.progress import Progress
     from rl_training.scale.board import Board
     from rl_training.scale.tune_file import read_search
@@ -39,12 +40,13 @@ def tune(
     from rl_training.scale.tune_report import search_page
     from rl_training.scale.tuner import run_search
 
-    with Board("tune", quiet=quiet) as board:
-        say = Progress("tune", quiet=quiet).line
-        found = run_search(search, workers=workers, address=ray_address, watch=board.show, say=say)
     best, report = search.folder / "best.yaml", search.folder / "report.html"
-    write_durably(best, _best_yaml(search, found))
-    write_durably(report, search_page(search, found))
+    with folder_of_runs(search.location):
+        with Board("tune", quiet=quiet) as board:
+            say = Progress("tune", quiet=quiet).line
+            found = run_search(search, workers=workers, address=ray_address, watch=board.show, say=say)
+        write_durably(best, _best_yaml(search, found))
+        write_durably(report, search_page(search, found))
     failed = [name for name, state in {**found.states, **found.repeat_states}.items() if state.status == "failed"]
     if json_:
         print(to_json({**_answer(search, found), "failed": failed, "best": str(best), "report": str(report)}))
@@ -61,7 +63,7 @@ def tune(
 def _print_search(search: Search, json_: bool) -> None:
     """Print what would be searched."""
     facts = {
-        "folder": str(search.folder),
+        "folder": str(search.location),
         "metric": search.settings.metric,
         "trials": search.settings.trials,
         "total_timesteps": search.config.total_timesteps,
@@ -103,7 +105,7 @@ def _answer(search: Search, found: Found) -> dict[str, Any]:
     ]
     trials = [
         {
-            "run_dir": str(trial.run_dir),
+            "run_dir": str(trial.location),
             "status": found.states[trial.name].status,
             "global_step": found.states[trial.name].step,
             "score": found.scores.get(trial.name),
@@ -111,7 +113,7 @@ def _answer(search: Search, found: Found) -> dict[str, Any]:
         }
         for trial in found.trials
     ]
-    facts = {"folder": str(search.folder), "metric": search.settings.metric, "importances": found.importances}
+    facts = {"folder": str(search.location), "metric": search.settings.metric, "importances": found.importances}
     return {**facts, "ranking": ranked, "trials": trials}
 
 

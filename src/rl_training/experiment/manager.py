@@ -16,20 +16,34 @@ from rl_training.data.formats.storage import watch_bytes
 from rl_training.envs.consent import approve
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.report import write_report
+from rl_training.experiment.same_runs import run_identity, runs_of, url_of_run, urls_of_stack
 from rl_training.experiment.video import check_renderer, record_episodes, video_format
 from rl_training.export import BundlePolicy, Task, is_bundle, task_of
 from rl_training.interrupts import stop_on_signals
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpoint_files import remove_unstarted_run
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.local_copy import fetch
+from rl_training.runtime.local_copy import policy as policy_files
 from rl_training.runtime.logging import read_metrics
+from rl_training.runtime.mirror import mirrored, new_run_folders, run_folder
 from rl_training.runtime.outcome import RESULT, read_result
 from rl_training.runtime.progress import Progress, ProgressCallback
-from rl_training.runtime.run import load_learner, resume, resume_stack, stack_members, train, train_stack
+from rl_training.runtime.run import (
+    load_learner,
+    resume,
+    resume_stack,
+    stack_folder,
+    stack_members,
+    train,
+    train_stack,
+)
 from rl_training.runtime.run_lock import lock_configuration
-from rl_training.runtime.settings import ConfigSource, complete_config
+from rl_training.runtime.settings import ConfigSource, read_config
 from rl_training.seeding import EVALUATION_SEED
+from rl_training.urls import Location, is_url
 
 REPORT = "report.html"
 
@@ -44,9 +58,12 @@ def train_experiment(
     new_dir: Path | None = None,
 ) -> TrainResult:
     """Train ``config`` in a new run folder, on a ``dataset`` in memory where one is given, and write its report."""
-    with same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
-        result = train(config, watched, run_name=name, dataset=dataset, new_dir=new_dir)
-    report_run(result)
+    config = read_config(config)
+    with new_run_folders([config], name, None if new_dir is None else [new_dir]) as folders:
+        with same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
+            new_dir = None if folders is None else folders[0]
+            result = train(config, watched, run_name=name, dataset=dataset, new_dir=new_dir)
+        report_run(result)
     return result
 
 
@@ -57,8 +74,13 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
     written if a kill prevented that. While one process trains a configuration, a second one is refused.
     """
     approve(config.env_id)
-    with lock_configuration(config.output_dir.absolute(), run_identity(config)):
-        found = _runs_of(config)
+    with contextlib.ExitStack() as entered:
+        if is_url(config.output_dir):
+            folder = entered.enter_context(mirrored(url_of_run(config, name)))
+            found, new_dir = [folder] if folder.exists() else [], folder
+        else:
+            entered.enter_context(lock_configuration(Path(config.output_dir).absolute(), run_identity(config)))
+            found, new_dir = runs_of(config), None
         for run_dir in found:
             result = read_result(run_dir)
             if result is not None and result.status in ("completed", "stopped"):
@@ -68,7 +90,9 @@ def train_or_resume(config: TrainConfig, *, name: str | None = None, progress_ba
         for run_dir in found:
             if CheckpointStore(run_dir).candidates([]):  # there is none if it ended before its first checkpoint
                 return resume_experiment(run_dir, progress_bar=progress_bar)
-        return train_experiment(config, name=name, progress_bar=progress_bar)
+        if new_dir is not None and found:
+            remove_unstarted_run(new_dir)
+        return train_experiment(config, name=name, progress_bar=progress_bar, new_dir=new_dir)
 
 
 def train_stack_experiment(
@@ -79,42 +103,53 @@ def train_stack_experiment(
     ``resume_auto`` goes on with the stack of these configurations below their ``output_dir``, if there is one.
     """
     with contextlib.ExitStack() as entered:
-        if resume_auto:
+        earlier: Path | None = None
+        new_dirs: Sequence[Path] | None = None
+        if resume_auto and is_url(configs[0].output_dir):
+            new_dirs = [entered.enter_context(mirrored(url)) for url in urls_of_stack(configs, name)]
+            if all(CheckpointStore(folder).candidates([]) for folder in new_dirs):
+                earlier = new_dirs[0]
+            for folder in new_dirs if earlier is None else ():
+                if folder.exists():
+                    remove_unstarted_run(folder)
+        elif resume_auto:
             identity = {"stack": [run_identity(config) for config in configs]}
-            entered.enter_context(lock_configuration(configs[0].output_dir.absolute(), identity))
-        earlier = _stack_of(configs) if resume_auto else None
-        entered.enter_context(same_working_folder())
-        callbacks = entered.enter_context(_with_progress((), progress_bar))
-        if earlier is not None:
-            results = resume_stack(earlier, callbacks)
+            entered.enter_context(lock_configuration(Path(configs[0].output_dir).absolute(), identity))
+            earlier = _stack_of(configs)
         else:
-            results = train_stack(configs, callbacks, run_name=name)
-    for result in results:
-        report_run(result)
+            new_dirs = entered.enter_context(new_run_folders(configs, name, None))
+        with same_working_folder(), _with_progress((), progress_bar) as callbacks:
+            if earlier is not None:
+                results = resume_stack(earlier, callbacks)
+            else:
+                results = train_stack(configs, callbacks, run_name=name, new_dirs=new_dirs)
+        for result in results:
+            report_run(result)
     return results
 
 
 def resume_stack_experiment(
-    run_dir: Path, *, progress_bar: bool = False, overrides: Iterable[str] = ()
+    run_dir: Location, *, progress_bar: bool = False, overrides: Iterable[str] = ()
 ) -> list[TrainResult]:
     """Continue all runs of the stack that a run belongs to, and write their reports again."""
-    before = [read_result(member) for member in stack_members(run_dir)]
-    with same_working_folder(), _with_progress((), progress_bar) as callbacks:
-        results = resume_stack(run_dir, callbacks, overrides=overrides)
-    if all(map(_is_unchanged, before, results)):
-        steps = max(result.global_step for result in results)
-        warnings.warn(
-            f"nothing to do: the runs are complete at {steps:,} steps; {_longer(results[0])}",
-            stacklevel=2,
-        )
-    for result in results:
-        report_run(result)
+    with stack_folder(run_dir) as folder:
+        before = [read_result(member) for member in stack_members(folder)]
+        with same_working_folder(), _with_progress((), progress_bar) as callbacks:
+            results = resume_stack(folder, callbacks, overrides=overrides)
+        if all(map(_is_unchanged, before, results)):
+            steps = max(result.global_step for result in results)
+            warnings.warn(
+                f"nothing to do: the runs are complete at {steps:,} steps; {_longer(results[0])}",
+                stacklevel=2,
+            )
+        for result in results:
+            report_run(result)
     return results
 
 
 def _stack_of(configs: Sequence[TrainConfig]) -> Path | None:
     """Return a run of the newest stack that has these configurations and a checkpoint."""
-    for run_dir in _runs_of(configs[0]):
+    for run_dir in runs_of(configs[0]):
         members = stack_members(run_dir)
         found = [load_config(member / "config.yaml") for member in members if (member / "config.yaml").is_file()]
         if [run_identity(config) for config in found] == [run_identity(config) for config in configs] and all(
@@ -125,7 +160,7 @@ def _stack_of(configs: Sequence[TrainConfig]) -> Path | None:
 
 
 def resume_experiment(
-    run_dir: Path,
+    run_dir: Location,
     *,
     progress_bar: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -133,17 +168,18 @@ def resume_experiment(
     dataset: TransitionDataset | None = None,
 ) -> TrainResult:
     """Continue a run from its latest checkpoint, with changed settings where given, and write its report again."""
-    if not (run_dir / "config.yaml").is_file():
-        raise CheckpointError(f"{run_dir}: not a run, there is no config.yaml in it")
-    before = read_result(run_dir)
-    with same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
-        result = resume(run_dir, watched, overrides=overrides, dataset=dataset)
-    if _is_unchanged(before, result):
-        warnings.warn(
-            f"nothing to do: the run is complete at {result.global_step:,} steps; {_longer(result)}",
-            stacklevel=2,
-        )
-    report_run(result)
+    with run_folder(run_dir) as folder:
+        if not (folder / "config.yaml").is_file():
+            raise CheckpointError(f"{folder}: not a run, there is no config.yaml in it")
+        before = read_result(folder)
+        with same_working_folder(), _with_progress(callbacks, progress_bar) as watched:
+            result = resume(folder, watched, overrides=overrides, dataset=dataset)
+        if _is_unchanged(before, result):
+            warnings.warn(
+                f"nothing to do: the run is complete at {result.global_step:,} steps; {_longer(result)}",
+                stacklevel=2,
+            )
+        report_run(result)
     return result
 
 
@@ -159,15 +195,16 @@ def _longer(result: TrainResult) -> str:
     return f"a larger total_timesteps makes it longer, e.g. total_timesteps={2 * result.global_step}"
 
 
-def load_policy(path: Path, device: str = "cpu") -> tuple[Learner, TrainConfig, Path]:
+def load_policy(path: Location, device: str = "cpu") -> tuple[Learner, TrainConfig, Path]:
     """Return the learner behind a run (its best checkpoint) or a checkpoint, its configuration, and the checkpoint."""
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_checkpoint(fetch(path, policy_files))
     learner, config = load_learner(checkpoint, device)
     return learner, config, checkpoint
 
 
-def load_predictor(path: Path, device: str = "cpu") -> tuple[Learner | BundlePolicy, Task, Path]:
+def load_predictor(path: Location, device: str = "cpu") -> tuple[Learner | BundlePolicy, Task, Path]:
     """Return what predicts actions, for a run, a checkpoint or a bundle: the policy, its task, and where it is from."""
+    path = fetch(path, policy_files)
     if not path.exists():
         raise CheckpointError(f"{path}: neither a run nor a checkpoint nor a bundle: there is no such folder")
     if is_bundle(path):
@@ -178,7 +215,7 @@ def load_predictor(path: Path, device: str = "cpu") -> tuple[Learner | BundlePol
 
 
 def evaluate_experiment(
-    path: Path,
+    path: Location,
     *,
     episodes: int = 100,
     seed: int = EVALUATION_SEED,
@@ -190,7 +227,7 @@ def evaluate_experiment(
     """Play seeded episodes with a trained policy and return the metrics, with the checkpoint or bundle they belong to.
 
     Args:
-        path: a run or a checkpoint.
+        path: a run or a checkpoint, or the URL of one.
         episodes: how many episodes to play.
         seed: the seed of the episodes.
         video: a folder for videos of the best, the worst and a random episode, and their ``index.json``.
@@ -228,24 +265,6 @@ def evaluate_experiment(
     if video is not None:
         answer["videos"] = [str(file) for file in files]
     return answer
-
-
-def run_identity(config: TrainConfig) -> dict[str, Any]:
-    """Return all settings, defaults included, that make two runs the same; their folder is not among them."""
-    # Complete both configurations before comparing: a newer version may have settings that an older file lacks.
-    return complete_config(config).model_dump(mode="json", exclude={"output_dir"})
-
-
-def _runs_of(config: TrainConfig) -> list[Path]:
-    """Return the runs below ``output_dir`` that have this configuration, newest first."""
-    wanted, found = run_identity(config), []
-    for file in config.output_dir.absolute().glob("*/config.yaml"):
-        try:
-            if run_identity(load_config(file)) == wanted:
-                found.append(file.parent)
-        except ConfigError:
-            continue
-    return sorted(found, key=lambda run_dir: run_dir.stat().st_mtime_ns, reverse=True)
 
 
 def report_run(result: TrainResult) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,36 +13,38 @@ from rl_training.experiment.manager import (
     report_is_missing,
     report_run,
     resume_experiment,
-    run_identity,
     same_working_folder,
     train_experiment,
 )
+from rl_training.experiment.same_runs import run_identity
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import remove_unstarted_run
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.mirror import mirrored
 from rl_training.runtime.outcome import read_result
 from rl_training.runtime.run import resume_stack, stack_members, train_stack
 from rl_training.runtime.run_lock import is_locked, lock_configuration
+from rl_training.urls import Location, parent
 
 
 def train_in_folder(
     config: TrainConfig,
-    run_dir: Path,
+    run_dir: Location,
     *,
     name: str | None = None,
     progress_bar: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
-    """Go on with the run in this very folder, or start it there.
+    """Go on with the run in this very folder, or at this URL, or start it there.
 
     A run that is finished is returned as it ended, unless ``total_timesteps`` is larger now: then it goes on. A folder
     with a run of another configuration is refused. While one process trains there, a second one is refused.
     """
     approve(config.env_id)
-    run_dir = run_dir.absolute()
-    config = config.model_copy(update={"output_dir": run_dir.parent})
-    with lock_configuration(run_dir.parent, {"run_dir": run_dir.name}):
+    with contextlib.ExitStack() as entered:
+        config, run_dir = _enter(entered, config, run_dir)
+        entered.enter_context(lock_configuration(run_dir.parent, {"run_dir": run_dir.name}))
         if not run_dir.exists():
             return train_experiment(config, name=name, progress_bar=progress_bar, callbacks=callbacks, new_dir=run_dir)
         if (run_dir / "config.yaml").is_file():
@@ -61,11 +64,23 @@ def train_in_folder(
         return resume_experiment(run_dir, progress_bar=progress_bar, callbacks=callbacks, overrides=changes)
 
 
-def train_stack_in_folders(configs: Sequence[TrainConfig], run_dirs: Sequence[Path]) -> list[TrainResult]:
+def _enter(entered: contextlib.ExitStack, config: TrainConfig, run_dir: Location) -> tuple[TrainConfig, Path]:
+    """Return the configuration of a run in a folder, and the folder; that of a URL is mirrored until the end."""
+    if isinstance(run_dir, Path):
+        run_dir = run_dir.absolute()
+    config = config.model_copy(update={"output_dir": parent(run_dir)})
+    return config, run_dir if isinstance(run_dir, Path) else entered.enter_context(mirrored(run_dir))
+
+
+def train_stack_in_folders(configs: Sequence[TrainConfig], run_dirs: Sequence[Location]) -> list[TrainResult]:
     """Go on with the stack of runs in these very folders, or start it there, as ``train_in_folder`` for one run."""
     approve(configs[0].env_id)
-    run_dirs = [run_dir.absolute() for run_dir in run_dirs]
-    configs = [config.model_copy(update={"output_dir": run_dirs[0].parent}) for config in configs]
+    with contextlib.ExitStack() as entered:
+        pairs = [_enter(entered, config, run_dir) for config, run_dir in zip(configs, run_dirs, strict=True)]
+        return _train_stack_there([config for config, _ in pairs], [folder for _, folder in pairs])
+
+
+def _train_stack_there(configs: Sequence[TrainConfig], run_dirs: list[Path]) -> list[TrainResult]:
     with lock_configuration(run_dirs[0].parent, {"run_dirs": [run_dir.name for run_dir in run_dirs]}):
         pairs = list(zip(run_dirs, configs, strict=True))
         there = [run_dir for run_dir in run_dirs if run_dir.exists()]

@@ -101,7 +101,8 @@ def _text(value: Any) -> str:
 
 def _accepts(field: FieldInfo, markup: Markup) -> str:
     """Return the kinds of value that a field takes, and their bounds."""
-    kinds = [_kind(part, markup) for part in _alternatives(field.annotation) if part is not type(None)]
+    parts = [part for part in _alternatives(field.annotation) if part is not type(None)]
+    kinds = ["path", "URL"] if parts == [Path, str] else [_kind(part, markup) for part in parts]
     bounds = [f"{sign} {limit:,}".removesuffix(".0") for sign, limit in _limits(field.metadata)]
     return ", ".join([" or ".join(kinds), *bounds])
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -21,6 +19,7 @@ from rl_training.runtime.heap import keep_freed_memory
 from rl_training.runtime.initialization import initialize
 from rl_training.runtime.logging import MetricsLogger
 from rl_training.runtime.machine import machine_facts, package_version
+from rl_training.runtime.run_names import new_run_names
 from rl_training.runtime.settings import parse_run
 from rl_training.runtime.tracking import TrackedRun, make_trackers
 from rl_training.runtime.trainer import Trainer
@@ -36,7 +35,7 @@ def assemble(
     new_dir: Path | None = None,
 ) -> Trainer:
     """Build the trainer of a run. Nothing is written before all parts are built."""
-    output_dir = config.output_dir.absolute()  # an environment may change the working folder
+    output_dir = Path(config.output_dir).absolute()  # an environment may change the working folder
     new_dir = new_dir.absolute() if new_dir is not None else None
     torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
@@ -100,11 +99,9 @@ def require_longer(config: TrainConfig, trainer: Trainer) -> None:
 
 def _new_run_dir(config: TrainConfig, output_dir: Path, run_name: str | None, exact: Path | None = None) -> Path:
     """Make ``<output_dir>/<name>-s<seed>-<time>``, or the ``exact`` folder, with the configuration in it."""
-    name = re.sub(r"[^\w.=+-]+", "-", run_name or f"{config.algo}-{config.env_id or 'offline'}")
-    stem = f"{name}-s{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    tries = [f"{stem}-{attempt}" if attempt else stem for attempt in range(100)]
+    names = new_run_names(config, run_name)
     try:
-        for run_dir in [output_dir / attempt for attempt in tries] if exact is None else [exact]:
+        for run_dir in [output_dir / name for name in names] if exact is None else [exact]:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
             if not run_dir.exists():
                 run_dir.mkdir()
@@ -116,4 +113,4 @@ def _new_run_dir(config: TrainConfig, output_dir: Path, run_name: str | None, ex
         raise ConfigError(f"{where}: cannot be written to: {error}") from None
     if exact is not None:
         raise ConfigError(f"{exact}: exists already; expected the path of a new folder")
-    raise ConfigError(f"output_dir = {str(config.output_dir)!r}: too many runs named {stem}")
+    raise ConfigError(f"output_dir = {str(config.output_dir)!r}: too many runs named {names[0]}")

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rl_training.config import Settings
 from rl_training.runtime.schedules import Schedule
+from rl_training.urls import Location, parse_location
 
 INTERRUPTED = "interrupted"
 """The start of ``stop_reason`` if a signal ended the run."""
@@ -79,11 +80,16 @@ class PriorSettings(Settings):
 class InitSettings(Settings):
     """What a run starts from, if not from scratch."""
 
-    init_from: Path | None = Field(
+    init_from: Location | None = Field(
         None,
         description="a run or checkpoint whose weights are loaded: all if its algorithm is the same, else its policy",
     )
     init_optimizers: bool = Field(True, description="whether the optimisers' moments are loaded as well")
+
+    @field_validator("init_from", mode="plain")
+    @classmethod
+    def _path_or_url(cls, value: Any) -> Location | None:
+        return None if value is None else parse_location(value)
 
 
 class LoopSettings(Settings):

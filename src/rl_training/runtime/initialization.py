@@ -13,6 +13,7 @@ from rl_training.algorithms.table import find_algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import find_checkpoint
+from rl_training.runtime.local_copy import fetch, policy
 from rl_training.runtime.settings import RunSettings
 from rl_training.types import SpaceSpec
 
@@ -28,7 +29,7 @@ def initialize(learner: Learner, settings: RunSettings) -> None:
     if path is None:
         return
     try:
-        checkpoint = find_checkpoint(path)
+        checkpoint = find_checkpoint(fetch(path, policy))
         manifest, state = read_checkpoint(checkpoint, part="learner")
     except CheckpointError as error:
         raise ConfigError(f"algo_kwargs.init_from = {str(path)!r}: {error}") from None

@@ -22,6 +22,7 @@ PACKAGES = {
     "huggingface_hub": "hub",
     "matplotlib": "plots",
     "minari": "offline",
+    "fsspec": "remote",
     "ray": "scale",
     "optuna": "scale",
     "h5py": "offline",

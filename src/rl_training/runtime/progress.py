@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.local_copy import url_of
 from rl_training.runtime.trainer import Trainer
 
 _LINE_EVERY = 30.0  # seconds between two plain lines, at most
@@ -167,6 +168,8 @@ class ProgressCallback(Callback):
         self._progress.name = _name(trainer, _NAME_WIDTH if self._progress.is_bar else None)
         self._progress.__enter__()
         self._progress.print(f"run folder     {trainer.run_dir}")
+        if (url := url_of(trainer.run_dir)) is not None:
+            self._progress.print(f"mirrored to    {url}")
         self._start(trainer)
 
     def on_step(self, trainer: Trainer) -> None:

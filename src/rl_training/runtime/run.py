@@ -16,12 +16,14 @@ from rl_training.runtime.build import build_learner
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint, write_durably
 from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.mirror import new_run_folders, run_folder
 from rl_training.runtime.outcome import run_to_end
 from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.settings import ConfigSource, complete_config, parse_run, read_config
-from rl_training.runtime.stack_runs import resume_stack, stack_members, train_stack
+from rl_training.runtime.stack_runs import resume_stack, stack_folder, stack_members, train_stack
 from rl_training.runtime.warning_log import recorded_warnings
 from rl_training.types import SpaceSpec
+from rl_training.urls import Location
 
 __all__ = [
     "TrainFunction",
@@ -29,6 +31,7 @@ __all__ = [
     "resolve_device",
     "resume",
     "resume_stack",
+    "stack_folder",
     "stack_members",
     "train",
     "train_function",
@@ -57,7 +60,9 @@ def train(
     """
     config = complete_config(read_config(config))
     approve(config.env_id)
-    with recorded_warnings() as warning_log:
+    new_dirs = None if new_dir is None else [new_dir]
+    with new_run_folders([config], run_name, new_dirs) as folders, recorded_warnings() as warning_log:
+        new_dir = None if folders is None else folders[0]
         trainer = assemble(config, callbacks, dataset, run_name=run_name, new_dir=new_dir)
         mark_own_run(trainer.run_dir, config.env_id)
         with lock_run(trainer.run_dir):
@@ -81,7 +86,7 @@ def train_function(algo: str) -> TrainFunction:
 
 
 def resume(
-    run_dir: Path,
+    run_dir: Location,
     callbacks: Sequence[Callback] = (),
     *,
     overrides: Iterable[str] = (),
@@ -90,16 +95,17 @@ def resume(
     """Continue a run from its latest checkpoint.
 
     Args:
-        run_dir: the run's folder.
+        run_dir: the run's folder, or its URL.
         callbacks: called by the loop.
         overrides: ``key.path=value`` changes of the configuration, such as ``total_timesteps=20000``. They are stored
             in the run's ``config.yaml`` once the checkpoint has been loaded with them.
         dataset: offline data in memory, if the run was started with such data.
     """
-    overrides, run_dir = list(overrides), run_dir.absolute()  # an environment may change the working folder
-    config = load_config(run_dir / "config.yaml", overrides)
-    judge_run(run_dir, config.env_id)
+    overrides = list(overrides)
     with contextlib.ExitStack() as stack:
+        run_dir = stack.enter_context(run_folder(run_dir)).absolute()  # an environment may change the working folder
+        config = load_config(run_dir / "config.yaml", overrides)
+        judge_run(run_dir, config.env_id)
         warning_log = stack.enter_context(recorded_warnings())
         trainer = assemble(config, callbacks, dataset, run_dir=run_dir)
         stack.enter_context(lock_run(run_dir))

@@ -16,12 +16,15 @@ from rl_training.runtime.assembly import assemble, require_longer
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.controls import TrainResult
+from rl_training.runtime.local_copy import url_of
+from rl_training.runtime.mirror import new_run_folders, run_folder
 from rl_training.runtime.outcome import read_result
 from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.settings import complete_config, parse_run
 from rl_training.runtime.stack import RunStack
 from rl_training.runtime.trainer import Trainer
 from rl_training.runtime.warning_log import WarningLog, recorded_warnings
+from rl_training.urls import Location, join, parent
 
 STACK = "stack.json"
 """The file of a run that names the runs it was trained together with."""
@@ -47,7 +50,10 @@ def train_stack(
             " after another (--no-stack)"
         )
     approve(configs[0].env_id)
-    with _recorded_for_all(len(configs)) as warning_logs:
+    with (
+        new_run_folders(configs, run_name, new_dirs) as new_dirs,
+        _recorded_for_all(len(configs)) as warning_logs,
+    ):
         trainers = []
         for index, config in enumerate(configs):
             new_dir = new_dirs[index] if new_dirs is not None else None
@@ -75,11 +81,27 @@ def stack_members(run_dir: Path) -> list[Path]:
     return folders
 
 
+@contextlib.contextmanager
+def stack_folder(run_dir: Location) -> Iterator[Path]:
+    """Return the folder of a run. If it is at a URL, it is mirrored, and so are the other runs of its stack."""
+    with contextlib.ExitStack() as entered:
+        folder = entered.enter_context(run_folder(run_dir))
+        url = url_of(folder)
+        for member in stack_members(folder) if url is not None else ():
+            entered.enter_context(run_folder(join(parent(url or ""), member.name)))
+        yield folder
+
+
 def resume_stack(
-    run_dir: Path, callbacks: Sequence[Callback] = (), *, overrides: Iterable[str] = ()
+    run_dir: Location, callbacks: Sequence[Callback] = (), *, overrides: Iterable[str] = ()
 ) -> list[TrainResult]:
     """Continue all runs of a stack from the newest checkpoint that those have in common which have not ended."""
-    overrides, folders = list(overrides), [folder.absolute() for folder in stack_members(run_dir.absolute())]
+    with stack_folder(run_dir) as folder:
+        return _resume_stack_in(folder.absolute(), list(overrides), callbacks)
+
+
+def _resume_stack_in(run_dir: Path, overrides: list[str], callbacks: Sequence[Callback]) -> list[TrainResult]:
+    folders = stack_members(run_dir)
     missing = [folder for folder in folders if not (folder / "config.yaml").is_file()]
     if missing:
         raise CheckpointError(f"{run_dir}: the run was trained together with {missing[0]}, which is not there")

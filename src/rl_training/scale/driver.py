@@ -6,18 +6,20 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rl_training.envs.consent import approve
 from rl_training.envs.factory import make_env
-from rl_training.errors import ConfigError, shown
+from rl_training.errors import ConfigError, RemoteError, shown
 from rl_training.interrupts import stop_on_signals
 from rl_training.runtime.checkpoint_files import write_durably
+from rl_training.runtime.mirror import folder_of_runs
 from rl_training.runtime.run_lock import lock_run
 from rl_training.scale.cluster import import_ray, ray_session, require_reachable
 from rl_training.scale.resources import cluster_workers, gpus_of, local_workers, threads_of
 from rl_training.scale.sweep_file import Sweep, env_configs, require_free_folders
-from rl_training.scale.trials import Trial, TrialState, trial_state
+from rl_training.scale.trials import Trial, TrialState, refresh, trial_state
 from rl_training.scale.worker import train_trials
 
 _POLL_SECONDS = 0.5
@@ -55,8 +57,9 @@ def run_sweep(
     if address is not None:
         require_reachable(address)
     try:
-        sweep.folder.mkdir(parents=True, exist_ok=True)
-        with lock_run(sweep.folder, "running this sweep"):
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(folder_of_runs(sweep.location)).mkdir(parents=True, exist_ok=True)
+            entered.enter_context(lock_run(sweep.folder, "running this sweep"))
             states = {trial.name: trial_state(trial, running=False) for trial in sweep.trials}
             waiting = [group for group in sweep.groups if not all(states[trial.name].is_done for trial in group)]
             watch(states)
@@ -64,7 +67,7 @@ def run_sweep(
                 return states, False
             return _run_trials(sweep, waiting, states, workers, address, watch)
     except OSError as error:
-        raise ConfigError(f"folder = {str(sweep.folder)!r}: cannot be written to: {error.strerror}") from None
+        raise ConfigError(f"folder = {str(sweep.location)!r}: cannot be written to: {error.strerror}") from None
 
 
 def _run_trials(
@@ -102,7 +105,9 @@ def _submit(group: list[Trial], gpus: float) -> Any:
     task = ray.remote(max_calls=1)(train_trials)
     options = {"num_cpus": first.config.num_threads, "num_gpus": gpus, "max_retries": _RETRIES, "name": first.name}
     configs = [trial.config.model_dump(mode="json") for trial in group]
-    return task.options(**options).remote(configs, [str(trial.run_dir.absolute()) for trial in group], os.getcwd())
+    places = [trial.location for trial in group]
+    places = [str(place.absolute()) if isinstance(place, Path) else place for place in places]
+    return task.options(**options).remote(configs, places, os.getcwd())
 
 
 class _Follower:
@@ -118,6 +123,8 @@ class _Follower:
         for reference in ended:
             error = self._failure(reference)
             for trial in self.running.pop(reference):
+                with contextlib.suppress(RemoteError):
+                    refresh(trial)
                 self._states[trial.name] = trial_state(trial, running=False, error=error)
         for trial in (trial for group in self.running.values() for trial in group):
             self._states[trial.name] = trial_state(trial, running=True)

@@ -21,7 +21,7 @@ def train_command(sweep: Sweep, trial: Trial) -> str:
     source = _BASE if sweep.source.command is None else shlex.quote(sweep.source.command)
     changes = overrides({**sweep.settings.changes, **trial.changes})
     words = [word for change in changes for word in ("--set", change)]
-    words += ["--seed", str(trial.config.seed), "--run-dir", str(trial.run_dir), "--quiet"]
+    words += ["--seed", str(trial.config.seed), "--run-dir", str(trial.location), "--quiet"]
     return f"rl-training train {source} {shlex.join(words)}"
 
 

@@ -11,7 +11,7 @@ from rl_training.errors import ConfigError, MissingExtraError
 from rl_training.json_output import to_json
 from rl_training.runtime.logging import STEP, read_metrics
 from rl_training.scale.ranges import Range
-from rl_training.scale.trials import Trial
+from rl_training.scale.trials import Trial, refresh
 from rl_training.scale.tune_file import Search
 
 STUDY = "tune"
@@ -163,6 +163,7 @@ def make_scheduler(search: Search, earlier: list[Trial]) -> Any:
 
 def evaluations(trial: Trial, metric: str) -> list[dict[str, float]]:
     """Return the rows of a run's log that have a metric."""
+    refresh(trial)
     return [row for row in read_metrics(trial.run_dir / "metrics.csv") if metric in row]
 
 

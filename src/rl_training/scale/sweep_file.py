@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rl_training.config import (
     Settings,
@@ -27,7 +27,8 @@ from rl_training.experiment.run_folder import require_same_run
 from rl_training.json_output import to_json
 from rl_training.runtime.settings import complete_config
 from rl_training.scale.ranges import parse_ranges
-from rl_training.scale.trials import Trial, trial_name
+from rl_training.scale.trials import Trial, refresh, trial_name
+from rl_training.urls import Location, local_path, parse_location
 
 _MOST_TRIALS = 10_000
 _OWN_KEYS = {"seed": "use seeds", "output_dir": "use folder"}
@@ -39,11 +40,18 @@ class Base(Settings):
 
     base: str | dict[str, Any] = Field(description="a preset, a YAML file beside this one, or a configuration")
     changes: dict[str, Any] = Field(default_factory=dict, alias="set", description="changes of the base, by their keys")
-    folder: Path | None = Field(None, description="where the runs go; unset: runs/NAME, after the file's name")
+    folder: Location | None = Field(
+        None, description="where the runs go, a path or a URL; unset: runs/NAME, after the file's name"
+    )
     workers: int | None = Field(None, ge=1, description="trials at a time; unset: as many as there are CPUs for")
     gpus_per_trial: float | None = Field(
         None, ge=0, description="GPUs of a trial, such as 0.25; unset: one if its device is a GPU"
     )
+
+    @field_validator("folder", mode="plain")
+    @classmethod
+    def _path_or_url(cls, value: Any) -> Location | None:
+        return None if value is None else parse_location(value)
 
 
 class Space(Settings):
@@ -79,10 +87,16 @@ class Sweep:
     """A sweep that was read and checked."""
 
     path: Path
-    folder: Path
+    location: Location
+    """The folder of the runs, or its URL."""
     source: Source
     settings: Base
     trials: list[Trial]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs; if they are at a URL, that of their local copies."""
+        return local_path(self.location)
 
     @property
     def groups(self) -> list[list[Trial]]:
@@ -133,7 +147,7 @@ def read_base(path: Path, settings: Base) -> Source:
     return Source(command, name, values)
 
 
-def make_trial(source: Source, changes: dict[str, Any], seed: int, folder: Path, where: Path) -> Trial:
+def make_trial(source: Source, changes: dict[str, Any], seed: int, folder: Location, where: Path) -> Trial:
     """Return a trial, with its configuration checked; ``where`` names the file in messages."""
     name = trial_name(source.name, changes, seed)
     return Trial(name, changes, check_changes(source, {**changes, "seed": seed, "output_dir": str(folder)}, where))
@@ -163,6 +177,7 @@ def refuse_own_key(key: str, path: Path) -> None:
 def require_free_folders(trials: Sequence[Trial]) -> None:
     """Refuse folders that hold runs of other configurations, or longer ones."""
     for trial in trials:
+        refresh(trial)
         if (trial.run_dir / "config.yaml").is_file():
             require_same_run(trial.run_dir, trial.config)
 

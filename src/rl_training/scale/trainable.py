@@ -114,7 +114,7 @@ class _RunThread:
 
         turns.acquire()
         try:
-            train_in_folder(trial.config, trial.run_dir, name=trial.name, callbacks=[HandOver()])
+            train_in_folder(trial.config, trial.location, name=trial.name, callbacks=[HandOver()])
         except BaseException as error:
             self._error = error
         results.put(None)

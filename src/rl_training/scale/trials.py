@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_training.config import TrainConfig
+from rl_training.errors import CheckpointError, RemoteError, RunLockedError
 from rl_training.experiment.report.run_data import read_run
 from rl_training.experiment.run_folder import finished_result
 from rl_training.json_output import to_json
+from rl_training.runtime.local_copy import fetch, records
 from rl_training.runtime.logging import STEP, read_metrics
 from rl_training.runtime.outcome import read_result
 from rl_training.runtime.run_lock import is_locked
+from rl_training.urls import Location, join, local_path
 
 DONE = ("completed", "stopped")
 """The states of a trial that needs nothing more."""
 
 _LONGEST_NAME = 100
+_SOON = 5.0
+_refreshed: dict[str, float] = {}
+"""When trials at URLs were last looked at."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +45,14 @@ class Trial:
     config: TrainConfig
 
     @property
+    def location(self) -> Location:
+        """The folder of its run, or the URL."""
+        return join(self.config.output_dir, self.name)
+
+    @property
     def run_dir(self) -> Path:
-        """The folder of its run."""
-        return self.config.output_dir / self.name
+        """The folder of its run; of a run at a URL, its local copy."""
+        return local_path(self.location)
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,17 @@ def trial_name(base: str, changes: dict[str, Any], seed: int) -> str:
     return f"{name}-s{seed}"
 
 
+def refresh(trial: Trial, *, soon: bool = False) -> None:
+    """Bring the logs of a trial at a URL to this machine; ``soon``: unless that was done a few seconds ago."""
+    url = trial.location
+    if not isinstance(url, str) or (soon and time.monotonic() - _refreshed.get(url, -_SOON) < _SOON):
+        return
+    _refreshed[url] = time.monotonic()
+    # It may not be there yet, or a process on this machine is training it in the local copy.
+    with contextlib.suppress(CheckpointError, RunLockedError):
+        fetch(url, records, patience=0.0)
+
+
 def trial_state(trial: Trial, *, running: bool | None = None, error: str = "") -> TrialState:
     """Read the state of a trial from its folder.
 
@@ -89,6 +113,8 @@ def trial_state(trial: Trial, *, running: bool | None = None, error: str = "") -
         running: whether a process is training it; unset: the lock of its folder says so.
         error: why it failed, where its folder does not say so.
     """
+    with contextlib.suppress(RemoteError):  # without a connection, the state that was last seen is shown
+        refresh(trial, soon=True)
     folder, total = trial.run_dir, trial.config.total_timesteps
     rows = read_metrics(folder / "metrics.csv")
     step = int(rows[-1][STEP]) if rows else 0

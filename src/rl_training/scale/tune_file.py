@@ -14,6 +14,7 @@ from rl_training.runtime.settings import parse_run
 from rl_training.scale.ranges import Range, parse_ranges
 from rl_training.scale.sweep_file import Base, Source, check_changes, make_trial, read_base, read_file, refuse_own_key
 from rl_training.scale.trials import Trial
+from rl_training.urls import Location, local_path
 
 
 class Asha(Settings):
@@ -48,12 +49,18 @@ class Search:
     """A search that was read and checked."""
 
     path: Path
-    folder: Path
+    location: Location
+    """The folder of the search, or its URL."""
     source: Source
     settings: TuneFile
     ranges: list[Range]
     config: TrainConfig
     """The base, which every trial starts from."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the search; if it is at a URL, its local copy."""
+        return local_path(self.location)
 
     @property
     def journal(self) -> Path:
@@ -67,10 +74,10 @@ class Search:
         interval = parse_run(self.config).loop.eval_interval or 1
         return given or max(interval, -(-self.config.total_timesteps // 4))
 
-    def trial(self, changes: dict[str, Any], seed: int | None = None, folder: Path | None = None) -> Trial:
+    def trial(self, changes: dict[str, Any], seed: int | None = None, folder: Location | None = None) -> Trial:
         """Return the trial with these settings; unset: with the seed and in the folder of the search."""
         seed = self.settings.seed if seed is None else seed
-        return make_trial(self.source, changes, seed, folder or self.folder, self.path)
+        return make_trial(self.source, changes, seed, folder or self.location, self.path)
 
 
 def read_search(path: Path) -> Search:

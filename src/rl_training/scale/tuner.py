@@ -17,6 +17,7 @@ from typing import Any
 from rl_training.errors import ConfigError, RunFailedError
 from rl_training.interrupts import Interrupted, stop_on_signals
 from rl_training.runtime.checkpoint_files import write_durably
+from rl_training.runtime.mirror import folder_of_runs
 from rl_training.runtime.run_lock import lock_run
 from rl_training.scale.cluster import import_ray, ray_session, require_reachable
 from rl_training.scale.driver import States, Watcher, check_sweep, run_sweep
@@ -38,6 +39,7 @@ from rl_training.scale.study import (
 from rl_training.scale.sweep_file import Sweep
 from rl_training.scale.trials import Trial, TrialState, trial_state
 from rl_training.scale.tune_file import Search
+from rl_training.urls import Location, join
 
 REPEATS = "repeats"
 """The folder of the runs on fresh seeds, in the folder of the search."""
@@ -90,8 +92,8 @@ def run_search(
         require_reachable(address)
     os.environ.update(_QUIET)
     try:
-        search.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as entered:
+            entered.enter_context(folder_of_runs(search.location)).mkdir(parents=True, exist_ok=True)
             entered.enter_context(lock_run(search.folder, "running this search"))
             storage = open_storage(search)
             study = open_study(search, storage)
@@ -106,7 +108,7 @@ def run_search(
                 _tune(search, storage, study, left, workers, watch)
             return _repeat(search, study, workers, address, watch, say)
     except OSError as error:
-        raise ConfigError(f"folder = {str(search.folder)!r}: cannot be written to: {error.strerror}") from None
+        raise ConfigError(f"folder = {str(search.location)!r}: cannot be written to: {error.strerror}") from None
 
 
 def _tune(search: Search, storage: Any, study: Any, count: int, at_a_time: int, watch: Watcher) -> None:
@@ -196,7 +198,7 @@ def _repeat(
         raise RunFailedError(f"{search.folder}: no trial of the search was evaluated, so there is nothing to compare")
     best = sorted((trial for trial in trials if trial.name in scores), key=lambda one: scores[one.name], reverse=True)
     seeds = range(search.settings.seed + 1, search.settings.seed + 1 + repeat.seeds)
-    folder = search.folder / REPEATS
+    folder = join(search.location, REPEATS)
     chosen = [trial.changes for trial in best[: repeat.best]]
     sweep = _as_sweep(search, [search.trial(changes, seed, folder) for changes in chosen for seed in seeds], folder)
     say(f"the best {len(chosen)} again, with the seeds {seeds[0]} to {seeds[-1]}")
@@ -228,5 +230,5 @@ def _last_score(trial: Trial, metric: str) -> tuple[float, float] | None:
     return (rows[-1][metric], rows[-1].get("eval/mean_reward", 0.0)) if rows else None
 
 
-def _as_sweep(search: Search, trials: list[Trial], folder: Path | None = None) -> Sweep:
-    return Sweep(search.path, folder or search.folder, search.source, search.settings, trials)
+def _as_sweep(search: Search, trials: list[Trial], folder: Location | None = None) -> Sweep:
+    return Sweep(search.path, folder or search.location, search.source, search.settings, trials)
