@@ -115,6 +115,15 @@ def test_a_function_that_cannot_be_compiled_still_runs_and_says_so():
             assert torch.equal(triple(torch.ones(2)), torch.full((2,), 3.0))
 
 
+def test_a_function_that_cannot_be_traced_still_runs_and_says_so():
+    @fused
+    def branching(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    with fused_kernels(TRACED), pytest.warns(UserWarning, match="not compiled and stays slower"):
+        assert torch.equal(branching(torch.ones(2)), torch.full((2,), 2.0))
+
+
 def test_fixed_critics_get_no_gradient_but_their_input_does():
     critic = ALGORITHMS["sac"].learner(SPEC, {"hidden_sizes": [8]}).model.critic
     observations, actions = torch.ones(4, 5), torch.zeros(4, 2, requires_grad=True)

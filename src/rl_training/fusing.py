@@ -85,15 +85,16 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 def _compile(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = _MOST_FORMS
+    config = torch._dynamo.config
+    setattr(config, "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit", _MOST_FORMS)
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
 
     def call(*inputs: Any) -> Any:
         nonlocal compiled
         try:
             return compiled(*inputs)
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            reason = " ".join(str(error.inner_exception).split())[:200]
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(getattr(error, "inner_exception", error)).split())[:200]
             warnings.warn(f"a part of the updates is not compiled and stays slower: {reason}", stacklevel=3)
             compiled = function
             return function(*inputs)
