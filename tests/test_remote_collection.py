@@ -269,6 +269,7 @@ def test_changed_weights_are_put_once_for_all_workers(monkeypatch: pytest.Monkey
     remote, pool = make_remote(learner, workers=3)
     for step in range(24):
         learner.update_count = step // 12
+        remote._poll_at = 0.0  # look at what has arrived in every step
         remote.step(0.0, False)
     assert [policy.version for policy in pool.put_policies] == [1, 2]
 
@@ -416,6 +417,8 @@ def test_an_address_without_a_cluster_is_refused_within_seconds(monkeypatch: pyt
         with pytest.raises(ConfigError, match=f"ray_address = '{address}': what answers there is not a Ray cluster"):
             RaySession(None)
         thread.join()
+    with pytest.raises(ConfigError, match=r"ray_address = 'auto': [\d.]+:\d+: no Ray cluster answers there"):
+        RaySession("auto")  # a cluster that was killed is still the one that Ray takes for auto
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="needs ray")
@@ -430,6 +433,7 @@ def test_a_ray_that_does_not_start_is_named(address: str | None, message: str, m
 
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("rl_training.runtime.ray_session._address_of_auto", lambda: None)
     monkeypatch.setattr("ray.init", fail)
     with pytest.raises(ConfigError, match=message):
         RaySession(address)

@@ -518,11 +518,13 @@ def test_a_trial_that_runs_elsewhere_is_followed(tmp_path, machine, monkeypatch)
     [
         ("s9://b/runs", "unknown protocol 's9' (did you mean 's3'?); expected one that fsspec knows, such as s3, gs"),
         ("s3:///", "expected a folder such as s3://bucket/runs"),
+        ("s3:/b/runs", "expected a URL such as s3://b/runs, or a path"),
         ("s3://b/runs?x", "expected a plain URL"),
         ("s3://b/../runs", "without '.' and '..'"),
     ],
 )
-def test_a_wrong_url_is_named_before_anything_is_written(tmp_path, url, message):
+def test_a_wrong_url_is_named_before_anything_is_written(tmp_path, url, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = tmp_path / "config.yaml"
     config.write_text(tiny(tmp_path).to_yaml())
     code, _, err = command("train", config, "--output-dir", url, "--quiet")
@@ -552,13 +554,46 @@ def test_what_is_not_there_is_named(tmp_path):
     assert not list(tmp_path.rglob("*.lock"))
 
 
-@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\\..\\outside", "a//b"])
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\\..\\outside", "a//b", "C:outside"])
 def test_an_index_cannot_name_files_outside(tmp_path, name):
     bucket(tmp_path).mkdir(parents=True)
     (bucket(tmp_path) / INDEX).write_text(json.dumps({"format": 1, "version": "x", "files": {name: {"text": "bad"}}}))
     with pytest.raises(RemoteError, match="is not in its folder"):
         fetch(URL)
     assert not list(tmp_path.rglob("*outside*"))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_url_cannot_bring_a_record_that_names_files_outside(tmp_path, whole):
+    outside = tmp_path / "outside"
+    outside.write_text("keep")
+    entry = {"bytes": 4, "sha256": "", "mtime": 1}
+    record = {"url": "bucket://b/run/inner", "files": {str(outside): entry, "../../outside": entry}}
+    write_index(bucket(tmp_path), {"config.yaml": "", ".inner.mirror.json": json.dumps(record), ".lock": "x"})
+    write_index(bucket(tmp_path, "run/inner"), {"config.yaml": ""})
+    if whole:
+        fetch(URL)
+    else:
+        with mirror.folder_of_runs(URL):
+            pass
+    assert [path.name for path in local_folder(URL).iterdir()] == ["config.yaml"]
+    (local_folder(URL) / ".inner.mirror.json").write_text(json.dumps(record))  # as if it had been brought all the same
+    fetch(f"{URL}/inner")
+    assert outside.read_text() == "keep"
+
+
+def write_index(folder: Path, texts: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: {"text": text} for name, text in texts.items()}
+    (folder / INDEX).write_text(json.dumps({"format": 1, "version": "x", "files": files}))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"text": "\ud800"}, {"bytes": float("inf"), "sha256": "", "mtime": 1}, {"bytes": 1, "sha256": "", "mtime": 2**80}],
+)
+def test_an_index_that_cannot_be_is_taken_for_a_cut_off_one(entry):
+    assert Index.parse(json.dumps({"format": 1, "version": "x", "files": {"config.yaml": entry}}).encode(), URL) is None
 
 
 def test_an_index_that_was_cut_off_is_replaced_by_the_list_of_files(tmp_path, machine, undisturbed):

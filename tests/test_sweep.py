@@ -300,7 +300,7 @@ def test_without_ray_the_extra_is_named(tmp_path, capsys, monkeypatch):
 
 
 def test_an_address_without_a_cluster_is_refused(tmp_path, capsys):
-    for address, message in (("127.0.0.1:1", "no Ray cluster answers there"), ("here", "expected auto, or HOST:PORT")):
+    for address, message in (("127.0.0.1:1", "no Ray cluster answers there"), ("here", "expected auto or host:port")):
         code, _ = command("sweep", sweep_file(tmp_path), "--ray-address", address)
         assert (code, message in capsys.readouterr().err) == (2, True)
     assert not (tmp_path / "runs").exists()

@@ -88,7 +88,7 @@ def test_a_killed_search_goes_on_from_its_journal(search, tmp_path):
         make_searcher,
         open_storage,
         open_study,
-        take_up,
+        requeue_killed,
         trials_left,
         tried,
     )
@@ -100,7 +100,7 @@ def test_a_killed_search_goes_on_from_its_journal(search, tmp_path):
     (search.folder / "optuna.journal.lock").touch()  # left by the kill
 
     again = open_study(search, open_storage(search))
-    take_up(again)
+    requeue_killed(again)
     assert trials_left(again, 4) == 3
     next_one = again.ask(space)
     assert next_one.params == killed.params

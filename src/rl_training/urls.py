@@ -17,6 +17,8 @@ CACHE_VARIABLE = "RL_TRAINING_CACHE"
 """Names the folder for the local copies of runs at URLs."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+"""A URL that lost a slash, as one in a ``Path`` does. Drives, such as ``C:/``, have one letter."""
 _LOCAL = ("file", "local")
 
 
@@ -26,20 +28,24 @@ def is_url(location: object) -> bool:
 
 
 def to_location(text: Location) -> Location:
-    """Return a URL as it is, and anything else as a path."""
-    return text if is_url(text) else Path(text)
+    """Return a URL as it is, and anything else as a path; a URL that lost a slash is refused."""
+    if is_url(text):
+        return text
+    if match := _ONE_SLASH.fullmatch(str(text)):
+        raise ConfigError(f"{shown(text)}: expected a URL such as {match[1]}://{shown(match[2])}, or a path")
+    return Path(text)
 
 
 def parse_location(value: Any) -> Location:
     """Return the value of a setting as a path, or as a URL in its one spelling."""
     if not isinstance(value, (str, Path)):
         raise ValueError("expected a path or a URL")
-    return canonical(str(value)) if is_url(value) else Path(value)
+    return canonical(str(value)) if is_url(value) else to_location(value)
 
 
 def require_local(path: Path, what: str) -> None:
     """Refuse a URL where only a path will do; ``what`` names the option in the message."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+    if _ONE_SLASH.fullmatch(str(path)):
         raise ConfigError(f"{what} {path}: expected a path on this machine, not a URL")
 
 

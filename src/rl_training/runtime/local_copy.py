@@ -20,7 +20,7 @@ from typing import Any
 
 from rl_training.errors import CheckpointError, RunLockedError
 from rl_training.runtime.checkpoint_files import checkpoint_order, final_name, temporary_path, write_durably
-from rl_training.runtime.remote_folder import INDEX, Index, RemoteFolder, is_fixed
+from rl_training.runtime.remote_folder import INDEX, Index, RemoteFolder, is_fixed, is_inside
 from rl_training.runtime.run_lock import is_locked, lock_configuration
 from rl_training.urls import Location, cache_folder, canonical, is_url, local_folder
 
@@ -28,7 +28,7 @@ POINTERS = ("checkpoints/latest", "checkpoints/best")
 """Files that name other files. Their content is in the index, so that it always fits the files of the index."""
 
 _OWN_NAMES = {".lock", ".origin", INDEX}
-"""Files of a folder that belong to this machine, or to the mirror."""
+_RECORD_END = ".mirror.json"
 
 _MARKS = {"config.yaml", "manifest.json", "contract.json"}
 """Files that a run, a checkpoint and a bundle have."""
@@ -87,10 +87,11 @@ class Record:
 
 
 def read_record(folder: Path) -> Record | None:
-    """Return the record of a local copy; None if the folder is not one."""
+    """Return the record of a local copy; None if the folder is not one, or if its record names files outside it."""
     try:
-        return Record(**json.loads(_record_file(folder.absolute()).read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError):
+        record = Record(**json.loads(_record_file(folder.absolute()).read_text(encoding="utf-8")))
+        return record if all(map(is_inside, record.files)) else None
+    except (AttributeError, OSError, TypeError, ValueError):
         return None
 
 
@@ -228,11 +229,22 @@ def _paths(folder: Path, below: bool) -> Iterator[Path]:
         folders[:] = [name for name in folders if final_name(name) == name and not (Path(root) / name).is_symlink()]
         for name in files:
             path = Path(root) / name
-            own = name in _OWN_NAMES or final_name(name) != name or path.is_symlink()
+            own = _is_own(path.relative_to(folder).as_posix()) or path.is_symlink()
             if not own and (below or not (name.startswith(".") or ".lock" in name)):  # locks and records of the runs
                 yield path
         if not below:
             return
+
+
+def _is_own(name: str) -> bool:
+    """Return whether a file belongs to this machine or to the mirror, or has a name that cannot be mirrored."""
+    parts = name.split("/")
+    return (
+        not is_inside(name)
+        or parts[-1] in _OWN_NAMES
+        or (parts[-1].startswith(".") and parts[-1].endswith(_RECORD_END))  # it names files that may be removed
+        or any(final_name(part) != part for part in parts)
+    )
 
 
 def _was_changed(folder: Path, record: Record) -> bool:
@@ -247,7 +259,9 @@ def _download(remote: RemoteFolder, folder: Path, index: Index, part: Part, know
     Record(remote.url, None, complete=False, files=known).save(folder)  # if this is cut off, it is done again
     for _ in range(_TRIES):
         have = list_files(folder, known) if folder.is_dir() else {}
-        odd = [name for name in index.files if part(name) and not _get(remote, folder, name, index.files[name], have)]
+        odd = [
+            name for name in index.files if part(name) and not get_file(remote, folder, name, index.files[name], have)
+        ]
         newer = remote.read_files() if odd else index
         if newer is None or newer.version == index.version:
             break  # an upload was cut off: logs may be newer than the index, and checkpoints are checked when read
@@ -260,10 +274,13 @@ def _download(remote: RemoteFolder, folder: Path, index: Index, part: Part, know
     return index
 
 
-def _get(remote: RemoteFolder, folder: Path, name: str, entry: dict[str, Any], have: dict[str, Any]) -> bool:
-    """Get one file unless the copy has it, and return whether it is the one that the index means."""
+def get_file(remote: RemoteFolder, folder: Path, name: str, entry: dict[str, Any], have: dict[str, Any]) -> bool:
+    """Get one file unless the copy has it, and return whether it is the one that the index means.
+
+    Files that a machine keeps for itself, such as locks, are not taken from a URL.
+    """
     path, there = folder / name, have.get(name)
-    if path.name in _OWN_NAMES or any(final_name(part) != part for part in name.split("/")):
+    if _is_own(name):
         return True
     if "text" in entry:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +318,7 @@ def _remove_empty_folders(folder: Path) -> None:
 
 
 def _record_file(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.mirror.json")
+    return folder.with_name(f".{folder.name}{_RECORD_END}")
 
 
 def forget(folder: Path) -> None:

@@ -26,6 +26,7 @@ from rl_training.runtime.local_copy import (
     bring,
     enter_copy_lock,
     forget,
+    get_file,
     list_files,
     mark_uploaded,
     not_uploaded,
@@ -272,10 +273,9 @@ def _bring_files(remote: RemoteFolder, folder: Path) -> Index | None:
     index, record = remote.read_index(), read_record(folder)
     if index is None or (record is not None and record.version == index.version and folder.is_dir()):
         return index
-    for name in index.files:
+    for name, entry in index.files.items():
         if "/" not in name:
-            folder.mkdir(parents=True, exist_ok=True)
-            remote.get(name, folder / name)
+            get_file(remote, folder, name, entry, {})
     return index
 
 

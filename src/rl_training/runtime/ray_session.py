@@ -16,6 +16,7 @@ _CONNECT_SECONDS = 5.0
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with an empty frame of settings
 _SETTINGS_FRAME = 4
 _OBJECT_STORE_BYTES = 2**29  # of an instance on this machine; weights and episodes are far smaller
+TOKEN_HINT = ". If the cluster asks for a token, this machine needs the same one"
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -56,8 +57,7 @@ def import_ray(what: str) -> ModuleType:
 
 def _connect(ray: ModuleType, address: str) -> None:
     local = address == "local"
-    if address not in ("local", "auto"):
-        _require_reachable(address)
+    require_reachable(address, f"ray_address = {address!r}")
     if local:
         os.environ.setdefault("RAY_worker_niceness", "0")  # else all other processes go before the workers
     options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if local else {}
@@ -67,17 +67,25 @@ def _connect(ray: ModuleType, address: str) -> None:
     except Exception as error:  # Ray raises plain exceptions, too, for example if it does not start within 30 seconds
         reason = shown(str(error).strip().partition("\n")[0])
         raise ConfigError(
-            f"ray_address = {address!r}: there is no connection to Ray: {reason}"
+            f"ray_address = {address!r}: there is no connection to Ray: {reason}{TOKEN_HINT}"
             if not local
             else f"Ray does not start: {reason}"
         ) from None
 
 
-def _require_reachable(address: str) -> None:
-    """Refuse an address where nothing, or something else, answers: Ray itself would try for minutes."""
+def require_reachable(address: str, setting: str) -> None:
+    """Refuse an address where nothing, or something else, answers: Ray itself would try for minutes.
+
+    ``setting`` begins the message. ``auto`` may be the address of a cluster that was killed, so it is tried as well.
+    """
+    if address == "auto":
+        found = _address_of_auto()
+        address, setting = found or "local", f"{setting}: {found}"
+    if address == "local":
+        return
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or "://" in address:
-        raise ConfigError(f"ray_address = {address!r}: expected auto or host:port, such as 10.0.0.1:6379")
+        raise ConfigError(f"{setting}: expected auto or host:port, such as 10.0.0.1:6379")
     try:
         with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS) as connection:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
@@ -85,9 +93,20 @@ def _require_reachable(address: str) -> None:
             connection.sendall(_HTTP2_GREETING)  # the head of a cluster speaks gRPC, which is HTTP/2
             answer = connection.recv(9)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"ray_address = {address!r}: no Ray cluster answers there: {error}") from None
+        raise ConfigError(f"{setting}: no Ray cluster answers there: {error}") from None
     if len(answer) < 4 or answer[3] != _SETTINGS_FRAME:
-        raise ConfigError(f"ray_address = {address!r}: what answers there is not a Ray cluster")
+        raise ConfigError(f"{setting}: what answers there is not a Ray cluster")
+
+
+def _address_of_auto() -> str | None:
+    """Return the address that Ray takes for ``auto``; None if Ray finds none, which it then says itself."""
+    from ray._private import services
+
+    try:
+        address: str | None = services.canonicalize_bootstrap_address("auto")
+    except (AttributeError, ConnectionError, ValueError):
+        return None
+    return address
 
 
 @contextlib.contextmanager

@@ -43,12 +43,12 @@ class Index:
             values = json.loads(content)
             version, format_ = str(values["version"]), values["format"]
             files = {str(name): _entry(entry) for name, entry in dict(values["files"]).items()}
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
             return None
         if format_ != _FORMAT:
             raise RemoteError(f"{where}: format {format_!r}, this version reads format {_FORMAT}")
         for name in files:
-            if not _is_inside(name):
+            if not is_inside(name):
                 raise RemoteError(f"{where}: names the file {shown(name)}, which is not in its folder")
         return cls(version, files)
 
@@ -154,7 +154,7 @@ class RemoteFolder:
                 return {}
         start = self._files._strip_protocol(self._path).rstrip("/") + "/"
         names = {path.removeprefix(start): int(info.get("size") or 0) for path, info in found.items()}
-        return {name: size for name, size in names.items() if _is_inside(name)}
+        return {name: size for name, size in names.items() if is_inside(name)}
 
     def folders(self) -> list[str]:
         """Return the names of the folders in this one."""
@@ -165,7 +165,7 @@ class RemoteFolder:
             except (FileNotFoundError, NotADirectoryError):
                 return []
         names = [str(info["name"]).rstrip("/").rpartition("/")[2] for info in found if info["type"] == "directory"]
-        return sorted(name for name in names if _is_inside(name))
+        return sorted(name for name in names if is_inside(name))
 
     def exists(self) -> bool:
         """Return whether there is anything at the URL."""
@@ -212,8 +212,11 @@ class RemoteFolder:
 
 def _entry(values: Any) -> dict[str, Any]:
     if "text" in values:
-        return {"text": str(values["text"])}
-    return {"bytes": int(values["bytes"]), "sha256": str(values["sha256"]), "mtime": int(values["mtime"])}
+        return {"text": str(values["text"]).encode().decode()}  # text that is not UTF-8 raises a ValueError
+    mtime = int(values["mtime"])
+    if not 0 <= mtime < 2**63:
+        raise ValueError("not a time in nanoseconds")
+    return {"bytes": int(values["bytes"]), "sha256": str(values["sha256"]), "mtime": mtime}
 
 
 def _temporary(name: str) -> str:
@@ -221,6 +224,7 @@ def _temporary(name: str) -> str:
     return str(path.with_name(f".{path.name}.tmp"))
 
 
-def _is_inside(name: str) -> bool:
-    """Return whether a name is that of a file below its folder, on any system."""
-    return bool(name) and "\\" not in name and "\0" not in name and not set(name.split("/")) & {"", ".", ".."}
+def is_inside(name: str) -> bool:
+    """Return whether a name is that of a file below its folder, on any system; ``C:x`` names a drive on Windows."""
+    is_plain = name.isprintable() and "\\" not in name and name[1:2] != ":"
+    return is_plain and not set(name.split("/")) & {"", ".", ".."}

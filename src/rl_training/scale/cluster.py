@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rl_training.errors import ConfigError, MissingExtraError, RunFailedError
+from rl_training.runtime.ray_session import TOKEN_HINT, require_reachable
 
-_CONNECT_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 100_000_000
 """Of a session of its own. Trials exchange a few hundred bytes."""
 
@@ -86,22 +85,14 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"--ray-address {address}: no Ray cluster answers there: {_first_line(error)}") from None
+            reason = f"{_first_line(error)}{TOKEN_HINT}"
+            raise ConfigError(f"--ray-address {address}: there is no connection to Ray: {reason}") from None
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def require_reachable(address: str) -> None:
-    """Refuse an address where nothing listens. Ray itself would try for minutes."""
-    if address in ("auto", "local"):
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS):
-            pass
-    except (OSError, OverflowError, ValueError) as error:
-        if not host or not port.isdigit():
-            raise ConfigError(f"--ray-address {address!r}: expected auto, or HOST:PORT") from None
-        raise ConfigError(f"--ray-address {address}: no Ray cluster answers there: {error}") from None
+def require_cluster(address: str) -> None:
+    """Refuse an address where no Ray cluster answers, before anything is written."""
+    require_reachable(address.removeprefix("ray://"), f"--ray-address {address}")

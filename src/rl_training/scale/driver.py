@@ -16,7 +16,7 @@ from rl_training.interrupts import stop_on_signals
 from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.mirror import folder_of_runs
 from rl_training.runtime.run_lock import lock_run
-from rl_training.scale.cluster import import_ray, ray_session, require_reachable
+from rl_training.scale.cluster import import_ray, ray_session, require_cluster
 from rl_training.scale.resources import cluster_workers, gpus_of, local_workers, threads_of
 from rl_training.scale.sweep_file import Sweep, env_configs, require_free_folders
 from rl_training.scale.trials import Trial, TrialState, refresh, trial_state
@@ -55,7 +55,7 @@ def run_sweep(
     check_sweep(sweep)
     import_ray("sweep")
     if address is not None:
-        require_reachable(address)
+        require_cluster(address)
     try:
         with contextlib.ExitStack() as entered:
             entered.enter_context(folder_of_runs(sweep.location)).mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def open_study(search: Search, storage: Any) -> Any:
     return study
 
 
-def take_up(study: Any) -> None:
+def requeue_killed(study: Any) -> None:
     """Put trials that a killed search was running back into the queue. Their runs continue in their folders."""
     optuna = import_optuna()
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):

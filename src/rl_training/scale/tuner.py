@@ -19,7 +19,7 @@ from rl_training.interrupts import Interrupted, stop_on_signals
 from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.mirror import folder_of_runs
 from rl_training.runtime.run_lock import lock_run
-from rl_training.scale.cluster import import_ray, ray_session, require_reachable
+from rl_training.scale.cluster import import_ray, ray_session, require_cluster
 from rl_training.scale.driver import States, Watcher, check_sweep, run_sweep
 from rl_training.scale.ranking import Ranked, rank
 from rl_training.scale.resources import cluster_workers, gpus_of, local_workers, threads_of
@@ -32,7 +32,7 @@ from rl_training.scale.study import (
     make_searcher,
     open_storage,
     open_study,
-    take_up,
+    requeue_killed,
     trials_left,
     tried,
 )
@@ -89,7 +89,7 @@ def run_search(
     sweep = _as_sweep(search, [search.trial({one.key: one.probes()[0] for one in search.ranges})])
     check_sweep(replace(sweep, trials=[replace(sweep.trials[0], name="no such run")]))
     if address is not None:
-        require_reachable(address)
+        require_cluster(address)
     os.environ.update(_QUIET)
     try:
         with contextlib.ExitStack() as entered:
@@ -97,7 +97,7 @@ def run_search(
             entered.enter_context(lock_run(search.folder, "running this search"))
             storage = open_storage(search)
             study = open_study(search, storage)
-            take_up(study)
+            requeue_killed(study)
             left = trials_left(study, search.settings.trials)
             if left:
                 local = local_workers(sweep, workers) if address is None else 0
