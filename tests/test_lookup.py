@@ -24,6 +24,7 @@ from test_cli import Run, run  # noqa: F401 (a fixture)
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 GOAL_PRESETS = {
+    "FetchReach-v4": "her/fetch_reach",
     "FetchPush-v4": "her/fetch_push",
     "FetchPickAndPlace-v4": "her/fetch_pick_and_place",
     "FetchSlide-v4": "her/fetch_slide",
