@@ -275,7 +275,7 @@ def test_the_saturation_penalty_holds_the_actor_back():
             for parameter in learner.model.critic.parameters():
                 parameter.zero_()
         batch = random_batch(GOAL)
-        learner.model.critic.forward = lambda _, actions, __: 10.0 * actions.sum(-1, keepdim=True).T
+        learner.model.critic.forward = lambda _, actions, __, fixed: 10.0 * actions.sum(-1, keepdim=True).T
         for _ in range(400):
             loss, _ = learner.actor_loss(batch)
             learner._minimize(loss, learner.actor_optimizer)

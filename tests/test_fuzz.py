@@ -30,9 +30,10 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.manager import load_policy
 from rl_training.experiment.observations import parse_observation
-from rl_training.runtime import run as runs
+from rl_training.runtime.assembly import assemble
 from rl_training.runtime.checkpoint_files import sealed
 from rl_training.runtime.checkpointing import CheckpointStore, resolve_checkpoint
+from rl_training.runtime.run import train
 from rl_training.runtime.settings import read_config
 from warm_process import WarmPython
 
@@ -254,13 +255,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "algo_kwargs.buffer_capacity=300",
     ]
     config = read_config("her/point_goal", [*settings, f"output_dir={folder}", "env_kwargs={}"])
-    return runs.train(config).run_dir
+    return train(config).run_dir
 
 
 def restore(run: Path) -> None:
     """Do all of a resume but its steps."""
     config = read_config(run / "config.yaml")
-    trainer, _ = runs._assemble(config, (), None, run_dir=run)
+    trainer = assemble(config, (), run_dir=run)
     try:
         trainer.restore()
     finally:

@@ -282,7 +282,7 @@ class ByAction(torch.nn.Module):
         self.members, self.signs = members, signs
         self.weight = torch.nn.Parameter(torch.ones(()))
 
-    def forward(self, observations, actions, members=None):
+    def forward(self, observations, actions, members=None, *, fixed=False):
         signs = self.signs.repeat(len(actions) // len(self.signs))
         count = self.members if members is None else len(members)
         return (self.weight * signs * actions[:, 0]).expand(count, -1)
