@@ -377,6 +377,7 @@ def test_a_run_that_was_removed_at_the_url_is_started_anew(tmp_path, undisturbed
     with pytest.warns(UserWarning, match="bucket://b/run is gone"):
         result = train_in_folder(at_url(tmp_path), URL)
     same(final_state(result.run_dir), undisturbed)
+    assert is_uploaded(result.run_dir)
 
 
 def test_a_run_that_was_copied_to_a_url_by_other_means_is_used(tmp_path, machine, undisturbed):
@@ -600,8 +601,10 @@ def test_an_index_that_was_cut_off_is_replaced_by_the_list_of_files(tmp_path, ma
     train_in_folder(at_url(tmp_path), URL, callbacks=[StopAt(120)])
     file = bucket(tmp_path) / INDEX
     file.write_bytes(file.read_bytes()[:100])
+    assert Index.parse(file.read_bytes(), URL) is None
     machine("b")
     same(final_state(resume_experiment(URL).run_dir), undisturbed)
+    assert Index.parse(file.read_bytes(), URL) is not None
 
 
 def test_files_that_a_cut_off_upload_left_are_uploaded_again(tmp_path, machine, undisturbed):
