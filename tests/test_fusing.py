@@ -83,6 +83,7 @@ def test_a_function_is_compiled_once_for_each_form():
             found = torch.func.vmap(lambda row: double(row, 2.0))(torch.ones(4, 3))
         assert torch.equal(found, torch.full((4, 3), 2.0))
         assert len(COMPILED) == 2
+        assert torch.equal(double(x, factor=2.0), 2 * x)  # a keyword is not lost
 
 
 def test_members_see_their_own_part_wherever_their_axis_is():

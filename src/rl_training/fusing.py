@@ -57,13 +57,13 @@ def why_not_fused(device: torch.device) -> str | None:
 def fused(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function for ``fused_kernels``. It draws no random numbers, and never branches on the values of tensors.
 
-    Its arguments are positional: tensors, lists and tuples of them, None, and numbers.
+    Its arguments are tensors, lists and tuples of them, None, and numbers. With keyword arguments it is not compiled.
     """
     compiled: dict[Any, Callable[..., Any]] = {}
 
     @functools.wraps(function)
     def call(*inputs: P.args, **options: P.kwargs) -> R:
-        if _backend is None:
+        if _backend is None or options:
             return function(*inputs, **options)
         leaves, form = pytree.tree_flatten(inputs)
         dims = [_functorch.maybe_get_bdim(leaf) if has_member_axis(leaf) else None for leaf in leaves]

@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class LayerNorm(nn.Module):
-    """The scale and shift of a layer normalisation; each member has its own scale and shift."""
+    """The scale and shift of a layer normalisation; each member has its own."""
 
     def __init__(self, size: int, members: int = 1) -> None:
         super().__init__()
