@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.envs import make_env, make_vector_env, space_spec
+from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
 from rl_training.types import SpaceSpec
 
@@ -337,7 +338,7 @@ class TestActions:
 
 
 class TestVector:
-    @pytest.mark.parametrize(("kind", "expected"), [("sync", SyncVectorEnv), ("async", AsyncVectorEnv)])
+    @pytest.mark.parametrize(("kind", "expected"), [("sync", SyncVectorEnv), ("async", WorkerVectorEnv)])
     def test_both_kinds_give_the_same_steps_and_close(self, kind: str, expected: type[Any]) -> None:
         others = set(multiprocessing.active_children())
         envs = make_vector_env(POINT_2D, {"vectorization": kind, "max_steps": 4}, 3)

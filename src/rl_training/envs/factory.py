@@ -25,7 +25,7 @@ from rl_training.envs.goals import GoalRewards, env_name, is_goal_space, registe
 from rl_training.envs.guarded import GuardedEnv, describe
 from rl_training.envs.objects import is_object_id
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
-from rl_training.envs.workers import LocalVectorEnv, WorkerVectorEnv
+from rl_training.envs.workers import LocalVectorEnv, WorkerVectorEnv, free_processes
 from rl_training.errors import EnvError, MissingExtraError, did_you_mean
 from rl_training.interrupts import OutOfTimeError, TimeLimit
 from rl_training.types import SpaceSpec
@@ -44,7 +44,12 @@ class EnvSettings(Settings):
 
     wrappers: WrapperSettings = Field(default_factory=WrapperSettings, description="wrappers around the environment")
     vectorization: Literal["sync", "async"] = Field(
-        "sync", description="sync: all environments in this process; async: each in a separate process"
+        "sync", description="sync: all environments in this process; async: in worker processes"
+    )
+    worker_processes: int | None = Field(
+        None,
+        ge=1,
+        description="worker processes of async; unset: one per environment, but no more than there are cores",
     )
     worker_timeout: float = Field(
         600.0, gt=0, le=1e6, description="seconds an environment may take for one step or reset"
@@ -98,8 +103,12 @@ def _build(env_id: str, arguments: Mapping[str, Any], timeout: float) -> gym.Env
         raise EnvError(f"env_id {env_id!r} with env_kwargs {arguments}: {reason}{hint}") from error
 
 
-def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def make_vector_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int, *, runs: int = 1
+) -> VectorEnv[Any, Any, Any]:
     """Build ``num_envs`` environments that step together and return their own, raw rewards.
+
+    ``runs`` is the number of runs that share the cores of this machine.
 
     Automatic resets are off: the collector resets finished environments itself, each with its own seed, so that it
     sees the true final observation and no transition crosses the end of an episode.
@@ -107,7 +116,8 @@ def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs:
     settings, _ = split_env_kwargs(env_kwargs or {})
     build = partial(make_raw_env, env_id, dict(env_kwargs or {}))
     if settings.vectorization == "async":
-        return WorkerVectorEnv([build] * num_envs, settings.worker_timeout)
+        processes = settings.worker_processes or free_processes(num_envs, runs)
+        return WorkerVectorEnv(build, num_envs, settings.worker_timeout, processes)
     return LocalVectorEnv([build] * num_envs)
 
 

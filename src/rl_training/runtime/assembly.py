@@ -33,8 +33,9 @@ def assemble(
     run_name: str | None = None,
     run_dir: Path | None = None,
     new_dir: Path | None = None,
+    runs: int = 1,
 ) -> Trainer:
-    """Build the trainer of a run. Nothing is written before all parts are built."""
+    """Build the trainer of a run, one of ``runs`` together. Nothing is written before all parts are built."""
     output_dir = Path(config.output_dir).absolute()  # an environment may change the working folder
     new_dir = new_dir.absolute() if new_dir is not None else None
     torch.set_num_threads(config.num_threads)
@@ -42,7 +43,7 @@ def assemble(
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     settings, trackers = parse_run(config), make_trackers(config.loggers)
-    components = build_run(config, settings, device, dataset)
+    components = build_run(config, settings, device, dataset, runs=runs)
     if run_dir is None:  # a resumed run loads its own weights
         initialize(components.learner, settings)
     run_dir = run_dir or _new_run_dir(config, output_dir, run_name, new_dir)

@@ -56,10 +56,16 @@ class RunComponents:
 
 
 def build_run(
-    config: TrainConfig, settings: RunSettings, device: torch.device, dataset: TransitionDataset | None = None
+    config: TrainConfig,
+    settings: RunSettings,
+    device: torch.device,
+    dataset: TransitionDataset | None = None,
+    *,
+    runs: int = 1,
 ) -> RunComponents:
     """Build the parts of a run. Nothing is written, and wrong input is refused.
 
+    ``runs`` is the number of runs that are trained together and share the cores of this machine.
     A ``dataset`` in memory replaces the one that the settings name.
     """
     if dataset is None and (settings.dataset.names_dataset or not settings.online):
@@ -89,7 +95,7 @@ def build_run(
     if config.num_workers:
         collector = start_remote_collection(config, settings, env_id, learner, hindsight=goals is not None)
     else:
-        envs = make_vector_env(env_id, config.env_kwargs, config.num_envs)
+        envs = make_vector_env(env_id, config.env_kwargs, config.num_envs, runs=runs)
         practice = None
         if goals is not None and settings.hindsight.practice_goals:
             assert isinstance(replay, HERReplayBuffer)

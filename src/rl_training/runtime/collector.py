@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.stack import LearnerStack
 from rl_training.envs.goals import SUCCESS_KEYS, flatten_goal_observation
+from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import EnvError, EnvFailedError
 from rl_training.interrupts import Interrupted
 from rl_training.runtime.action_graphs import accelerated_actions
@@ -122,14 +123,14 @@ class Collector(RolloutStatistics):
             actions = self.exploration.explore(actions, progress)
         require_finite_actions(actions, self.learner)
         self._sent = actions
-        if isinstance(self.envs, AsyncVectorEnv):
+        if isinstance(self.envs, WorkerVectorEnv):
             self.envs.step_async(self.spec.to_env(actions))
 
     def receive(self) -> Transition:
         """Wait for the step of every environment."""
         assert self._observations is not None  # ``inputs`` came first
         observations, actions = self._observations, self._sent
-        if isinstance(self.envs, AsyncVectorEnv):
+        if isinstance(self.envs, WorkerVectorEnv):
             answer = self.envs.step_wait()
         else:
             answer = self.envs.step(self.spec.to_env(actions))

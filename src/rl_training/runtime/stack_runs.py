@@ -58,7 +58,7 @@ def train_stack(
         for index, config in enumerate(configs):
             new_dir = new_dirs[index] if new_dirs is not None else None
             own_callbacks = callbacks if index == 0 else ()
-            trainers.append(assemble(config, own_callbacks, run_name=run_name, new_dir=new_dir))
+            trainers.append(assemble(config, own_callbacks, run_name=run_name, new_dir=new_dir, runs=len(configs)))
             mark_own_run(trainers[-1].run_dir, config.env_id)
         members = [trainer.run_dir.name for trainer in trainers]
         for trainer in trainers:
@@ -124,7 +124,7 @@ def _resume_stack(
     """Restore the runs of a stack and go on; ``changed`` configurations are stored."""
     parts = zip(configs, folders, strict=True)
     trainers = [
-        assemble(config, callbacks if index == 0 else (), run_dir=folder)
+        assemble(config, callbacks if index == 0 else (), run_dir=folder, runs=len(configs))
         for index, (config, folder) in enumerate(parts)
     ]
     outcomes = [read_result(folder) for folder in folders]
