@@ -12,6 +12,7 @@ import torch
 
 from rl_training.algorithms import SAC
 from rl_training.data import ReplayBuffer
+from rl_training.models.mlp import layer_norm
 from rl_training.runtime import free_cores
 from rl_training.runtime.free_cores import UpdatesOnFreeCores, same_bits_with_two_threads
 from rl_training.types import Batch, Metrics, SpaceSpec
@@ -148,6 +149,21 @@ def test_the_trial_notices_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(learner, "update", update)
     assert not same_bits_with_two_threads(learner, batch)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_gradients_of_layer_norm_do_not_depend_on_the_number_of_threads(members: int) -> None:
+    shape = (256,) if members == 1 else (members, 1, 256)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn([256, 256] if members == 1 else [members, 256, 256], generator=generator)
+    gradients = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        scale, shift = torch.full(shape, 0.7, requires_grad=True), torch.zeros(shape, requires_grad=True)
+        loss = (layer_norm(inputs, scale, shift) - 0.3).square().sum()
+        gradients.append(torch.cat([x.flatten() for x in torch.autograd.grad(loss, [scale, shift])]))
+    torch.set_num_threads(1)
+    assert torch.equal(*gradients)
 
 
 def test_a_given_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

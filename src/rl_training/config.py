@@ -96,7 +96,7 @@ class TrainConfig(Settings):
         1, ge=1, le=1024, description="torch threads; more than one helps only if no other process needs the cores"
     )
     use_free_cores: bool = Field(
-        False, description="with one thread on a CPU, use a second core for updates while it is idle"
+        True, description="with one thread on a CPU, use a second core for updates while it is idle"
     )
     num_envs: int = Field(1, ge=1, le=4096, description="environments that collect data together")
     num_workers: int = Field(

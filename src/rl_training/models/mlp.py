@@ -60,11 +60,12 @@ class LayerNorm(nn.Module):
 
 def layer_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Normalise the last axis."""
-    if scale.dim() == 1:
-        return F.layer_norm(x, scale.shape, scale, shift)
-    # Without a scale and a shift, PyTorch's kernel for CPUs is slower than with neutral ones.
-    size = x.shape[-1:]
-    neutral = (torch.ones(size), torch.zeros(size)) if x.device.type == "cpu" else (None, None)
+    size, on_cpu = x.shape[-1:], x.device.type == "cpu"
+    if scale.dim() == 1 and not on_cpu:
+        return F.layer_norm(x, size, scale, shift)
+    # On a CPU the kernel's own gradients of scale and shift depend on the number of threads. So it gets neutral ones:
+    # without any it is slower.
+    neutral = (torch.ones(size), torch.zeros(size)) if on_cpu else (None, None)
     return torch.addcmul(shift, F.layer_norm(x, size, *neutral), scale)
 
 
