@@ -30,6 +30,14 @@ def test_a_managed_class_is_imported_without_environments_and_without_the_loop()
     assert out.strip() == "[]"
 
 
+def test_an_import_leaves_the_garbage_collector_as_it_was():
+    watched = "import gc; gc.callbacks.append(lambda phase, info: print(phase, info['generation']))"
+    out = run(f"import rl_training; {watched}; rl_training.train; gc.callbacks.clear(); print(gc.isenabled())")
+    assert "start 2" not in out  # no search of all objects while they are imported
+    assert out.strip().endswith("True")
+    assert run("import gc; gc.disable(); from rl_training import train; print(gc.isenabled())").strip() == "False"
+
+
 def test_importing_the_learners_leaves_optional_packages_alone():
     optional = "gymnasium_robotics mujoco matplotlib tensorboard imageio typer"
     out = run(f"import rl_training.runtime, sys; print([m for m in '{optional}'.split() if m in sys.modules])")
