@@ -110,7 +110,8 @@ def compare(title: str, work: str, names: Sequence[str], options: argparse.Names
     counts = {}
     for name, side in sides.items():
         rate = side.rate(WARM_UP_STEPS if training else 50)
-        counts[name] = max(5, round(rate * options.seconds))
+        # A run decides every two seconds whether a core is free, so its rounds are longer.
+        counts[name] = max(5, round(rate * options.seconds * (10 if training else 1)))
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(options.rounds):
         for name in sorted(sides, reverse=bool(number % 2)):

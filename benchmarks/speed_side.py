@@ -88,7 +88,9 @@ def our_work(work: str, device: str) -> Work:
     """Return our sampling, or our sampling and update."""
     from rl_training.algorithms.table import ALGORITHMS
     from rl_training.runtime.acceleration import accelerated_updates
+    from rl_training.runtime.heap import keep_freed_memory
 
+    keep_freed_memory()  # as every run does
     kind, _, algorithm = work.partition(":")
     name, goals = algorithm.removesuffix("+her"), algorithm.endswith("+her")
     buffer = our_buffer(goals, device)

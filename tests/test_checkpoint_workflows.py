@@ -89,6 +89,16 @@ CASES = [
         },
         id="her-sac-practising",
     ),
+    pytest.param(
+        "her",
+        {
+            "num_envs": 2,
+            "env_id": "rl_training/PointReach2D-v0",
+            "env_kwargs": {"max_steps": 60, "distance_threshold": 0.8},
+            "algo_kwargs": {"backend": "sac", "practice_goals": True, "next_goal_after": 3, "buffer_capacity": 250},
+        },
+        id="her-sac-next-goals",
+    ),
     pytest.param("ddpg", {"algo_kwargs": {"buffer_capacity": 120}}, id="ddpg-overwriting"),
     pytest.param("td3", {"algo_kwargs": {"lr_schedule": "cosine"}}, id="td3"),
     pytest.param(

@@ -13,9 +13,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training.algorithms import DDPG, DQN, SAC, TD3, Learner
 from rl_training.data import ReplayBuffer
+from rl_training.data.goal_cells import GoalCells
+from rl_training.envs.builtin import PointReachGoalEnv
 from rl_training.envs.factory import space_spec
+from rl_training.envs.goals import GoalRewards
 from rl_training.runtime.collector import Collector, Transition
 from rl_training.runtime.exploration import ExplorationSettings
+from rl_training.runtime.practice import Practice
 from rl_training.seeding import stream_seed
 from rl_training.types import flatten_goal_observation
 from scripted_env import HIGH, LOW, ScriptedEnv
@@ -332,3 +336,32 @@ def test_the_actions_have_the_correlated_noise(learner: type[Learner]) -> None:
         actions.append(collector.step(0.0, random=False).actions[0])
         noises.append(collector.exploration.drift[0].copy())
     assert np.corrcoef(np.ravel(noises), np.ravel(actions))[0, 1] > 0.95
+
+
+# Goals that give way to others
+
+
+@pytest.mark.parametrize(("tolerance", "reward"), [(10.0, 0.0), (1e-6, -1.0)])
+def test_a_held_goal_gives_way_without_a_reset(tolerance: float, reward: float) -> None:
+    """For the buffer an episode ends and another one starts; the environment's own episode goes on."""
+    env = PointReachGoalEnv(max_steps=12, distance_threshold=tolerance)
+    goals = GoalRewards(env)
+    practice = Practice(GoalCells(2, 10.0), goals, 1, nearest=False, hold=3)  # every goal counts as held at once
+    vector = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED)
+    collector = Collector(vector, DDPG(space_spec(env, goals), SMALL), ExplorationSettings(), 0, practice)
+    far = np.array([30.0, 0.0], np.float32)  # the goal of an earlier episode
+    collector.inputs()
+    practice._earlier = [far]
+    own = collector._observations["desired_goal"][0].copy()
+    steps = collect(collector, 12)
+    assert [bool(step.truncated[0]) for step in steps] == [False, False, True] + [False] * 8 + [True]
+    assert not any(step.terminated[0] for step in steps)
+    for index, step in enumerate(steps):
+        expected = own if index < 3 else far
+        for observation in (step.observations, step.next_observations):  # one goal within a transition
+            np.testing.assert_array_equal(observation["desired_goal"][0], expected)
+        assert step.rewards[0] == (reward if index < 3 else -1.0)
+    for before, after in itertools.pairwise(steps):
+        np.testing.assert_array_equal(before.next_observations["observation"], after.observations["observation"])
+    (record,) = collector.ended
+    assert (record.length, record.success) == (12, True)  # one episode of the environment, and its goal was reached

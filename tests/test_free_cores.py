@@ -72,6 +72,14 @@ def test_a_second_thread_is_used_once_a_core_was_idle(machine: tuple[Machine, Up
     assert torch.get_num_threads() == 1  # acting and evaluation keep one thread
 
 
+def test_idle_time_from_before_a_pause_does_not_count(machine: tuple[Machine, UpdatesOnFreeCores]) -> None:
+    here, updates = machine
+    run(updates, 1)
+    here.now += 60.0  # an evaluation
+    run(updates, 4)
+    assert here.used == [1, 1, 1, 2, 2]
+
+
 def test_one_thread_stays_while_no_core_is_idle(machine: tuple[Machine, UpdatesOnFreeCores]) -> None:
     here, updates = machine
     here.free = 0.3

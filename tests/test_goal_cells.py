@@ -116,3 +116,70 @@ def test_practice_can_be_undone_and_restored(practice: Practice) -> None:
     np.testing.assert_array_equal(practice.active, before["active"])
     practice.load_state_dict(changed)
     assert practice.active.all()
+
+
+@pytest.fixture
+def holding() -> Practice:
+    """Three environments; a goal that is held for two steps is replaced."""
+    cells = GoalCells(2, 0.05)
+    practice = Practice(cells, GoalRewards(PointReachGoalEnv()), num_envs=3, nearest=False, hold=2)
+    practice.begin(np.ones(3, bool), path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9)))
+    return practice
+
+
+def test_a_goal_that_is_held_gives_way_to_that_of_an_earlier_episode(holding: Practice) -> None:
+    desired, going_on = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9)), np.ones(3, bool)
+    there = observations(desired, path((0.11, 0.1), (0.0, 0.0), (0.9, 0.9)))
+    away = observations(desired, path((0.3, 0.1), (0.0, 0.0), (0.9, 0.9)))
+    assert not holding.replace_held(there, going_on).any()
+    # The first leaves its goal and has to hold it again; the third has held it for two steps.
+    assert holding.replace_held(away, going_on).tolist() == [False, False, True]
+    np.testing.assert_allclose(holding.show(away)["desired_goal"], path((0.1, 0.1), (0.5, 0.5), (0.1, 0.1)))
+    assert holding.reached.tolist() == [False, False, True]
+    assert not holding.replace_held(there, going_on).any()
+    assert holding.replace_held(there, going_on).tolist() == [True, False, False]
+    np.testing.assert_allclose(holding.pursued[0], [0.5, 0.5])  # the next one in turn
+    holding.begin(np.array([False, False, True]), desired)
+    assert holding.reached.tolist() == [True, False, False]
+    assert holding.active.tolist() == [True, False, False]
+
+
+def test_a_goal_that_is_met_already_is_not_the_next_one(holding: Practice) -> None:
+    desired = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9))
+    for _ in range(2):  # the first goal in turn is its own
+        replaced = holding.replace_held(observations(desired, path((0.1, 0.1), (0, 0), (0, 0))), np.ones(3, bool))
+    assert replaced.tolist() == [True, False, False]
+    np.testing.assert_allclose(holding.pursued[0], [0.5, 0.5])
+
+
+def test_an_episode_that_ends_keeps_its_goal(holding: Practice) -> None:
+    desired = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9))
+    for _ in range(3):
+        assert not holding.replace_held(observations(desired, desired), np.zeros(3, bool)).any()
+    assert not holding.reached.any()
+
+
+def test_holding_can_be_undone_and_restored(holding: Practice) -> None:
+    desired = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9))
+    undo, before = holding.undo_point(), holding.state_dict()
+    for _ in range(2):
+        holding.replace_held(observations(desired, desired), np.ones(3, bool))
+    desired = path((0.2, 0.2), (0.3, 0.3), (0.4, 0.4))
+    holding.begin(np.array([True, True, False]), desired)
+    holding.replace_held(observations(desired, desired), np.ones(3, bool))
+    changed = holding.state_dict()
+    assert changed["held"].tolist() == [1, 1, 0]
+    assert changed["reached"].tolist() == [False, False, True]
+    undo()
+    for key, value in holding.state_dict().items():
+        np.testing.assert_array_equal(value, before[key])
+    holding.load_state_dict(changed)
+    for key, value in holding.state_dict().items():
+        np.testing.assert_array_equal(value, changed[key])
+    assert len(changed["earlier"]) == 5
+
+
+def test_a_state_without_held_goals_is_restored(practice: Practice) -> None:
+    practice.load_state_dict({"active": np.ones(3, bool), "pursued": np.zeros((3, 2), np.float32)})
+    assert practice.active.all()
+    assert not practice.reached.any()

@@ -348,11 +348,12 @@ class HERReplayBuffer:
     def _goal_cells(self) -> GoalCells | None:
         """Return an empty count of goals; None if no setting needs one."""
         prefers_pursued = self.settings.goal_priority == "pursued"
-        if not prefers_pursued and not self.settings.practice_goals:
+        if not prefers_pursued and not self.settings.replaces_pursued:
             return None
         width = self.settings.motion_scale or self.goals.distance_threshold
         if width is None:
-            key = "goal_priority" if prefers_pursued else "practice_goals"
+            key = "practice_goals" if self.settings.practice_goals else "next_goal_after"
+            key = "goal_priority" if prefers_pursued else key
             raise ConfigError(
                 f"algo_kwargs.{key}: the environment has no distance_threshold; expected motion_scale, the distance"
                 " from which on goals count as different"

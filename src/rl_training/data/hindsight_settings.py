@@ -47,6 +47,13 @@ class HindsightSettings(Settings):
         False, description="whether an episode whose goal was never achieved pursues the nearest achieved goal instead"
     )
 
+    next_goal_after: int | None = Field(
+        None,
+        ge=1,
+        description="steps for which an episode holds its goal before it pursues that of an earlier episode; unset: to"
+        " its end",
+    )
+
     @model_validator(mode="after")
     def _one_ratio(self) -> HindsightSettings:
         if self.her_ratio is not None and self.n_sampled_goal is not None:
@@ -55,6 +62,11 @@ class HindsightSettings(Settings):
                 " expected only one of them"
             )
         return self
+
+    @property
+    def replaces_pursued(self) -> bool:
+        """Whether episodes may pursue other goals than the environment's."""
+        return self.practice_goals or self.next_goal_after is not None
 
     @property
     def relabel_ratio(self) -> float:

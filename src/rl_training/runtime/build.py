@@ -97,10 +97,12 @@ def build_run(
     else:
         envs = make_vector_env(env_id, config.env_kwargs, config.num_envs, runs=runs)
         practice = None
-        if goals is not None and settings.hindsight.practice_goals:
+        hindsight = settings.hindsight
+        if goals is not None and hindsight.replaces_pursued:
             assert isinstance(replay, HERReplayBuffer)
             assert replay.cells is not None  # it counts goals for this
-            practice = Practice(replay.cells, goals, config.num_envs)
+            nearest, hold = hindsight.practice_goals, hindsight.next_goal_after
+            practice = Practice(replay.cells, goals, config.num_envs, nearest=nearest, hold=hold)
         collector = Collector(envs, learner, settings.exploration, config.seed, practice)
     return RunComponents(learner, mixture or replay, mixture, replay, collector, evaluator, goals, summary)
 

@@ -158,14 +158,10 @@ class Collector(RolloutStatistics):
         assert self._practice is not None
         after = cast(dict[str, Array], step.next_observations)
         rewards, terminated = self._practice.judge(after, step.rewards, step.terminated)
-        return Transition(
-            self._shown(step.observations),
-            step.actions,
-            rewards,
-            self._shown(after),
-            terminated,
-            step.truncated | (step.terminated & ~terminated),
-        )
+        before, shown = self._shown(step.observations), self._shown(after)
+        truncated = step.truncated | (step.terminated & ~terminated)
+        truncated = truncated | self._practice.replace_held(after, ~(step.terminated | step.truncated))
+        return Transition(before, step.actions, rewards, shown, terminated, truncated)
 
     def start_episode(self, number: int) -> None:
         """Make the episode with this number the next one in every environment; unfinished episodes are dropped."""
@@ -257,6 +253,8 @@ class Collector(RolloutStatistics):
         records = []
         for index in np.flatnonzero(done):
             success, distance, goal = _success(infos, int(index)), None, None
+            if self._practice is not None and self._practice.reached[index]:
+                success = True  # its own goal was held, before it pursued another one
             if isinstance(self._observations, dict):
                 achieved, desired = self._observations["achieved_goal"], self._observations["desired_goal"]
                 distance, goal = goal_outcome(achieved[index], desired[index])

@@ -64,8 +64,10 @@ class UpdatesOnFreeCores:
 
     def _look(self, batch: Batch) -> None:
         """Use two threads if a core was idle since the last look."""
-        idle = (self._idle_seconds() - self._idle) / (self._clock() - self._since)
-        if idle >= _FREE and self._same_bits and self._with_one is not None:
+        elapsed = self._clock() - self._since
+        idle = (self._idle_seconds() - self._idle) / elapsed
+        recent = elapsed < 2 * self._wait  # after a pause, such as an evaluation, the idle time says little
+        if recent and idle >= _FREE and self._same_bits and self._with_one is not None:
             self._same_bits = same_bits_with_two_threads(self.learner, batch)
             if self._same_bits:
                 self.threads, self._with_two = 2, []

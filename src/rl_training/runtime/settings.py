@@ -222,10 +222,11 @@ def _check_sizes(config: TrainConfig, run: RunSettings) -> None:
             f"num_envs = {config.num_envs} and num_workers = {config.num_workers}: every worker plays in one"
             " environment; expected num_envs: 1"
         )
-    if config.num_workers and run.algorithm.hindsight and run.hindsight.practice_goals:
+    if config.num_workers and run.algorithm.hindsight and run.hindsight.replaces_pursued:
+        name, off = ("practice_goals", "false") if run.hindsight.practice_goals else ("next_goal_after", "null")
         raise ConfigError(
-            f"algo_kwargs.practice_goals = True and num_workers = {config.num_workers}: workers do not know which goals"
-            " were achieved; expected practice_goals: false, or num_workers: 0"
+            f"algo_kwargs.{name} = {getattr(run.hindsight, name)} and num_workers = {config.num_workers}: workers do"
+            f" not know the goals of the other workers; expected {name}: {off}, or num_workers: 0"
         )
     capacity, batch_size = run.replay.buffer_capacity, run.learner.batch_size
     if config.env_id is None:
