@@ -75,9 +75,17 @@ def test_goals_in_the_plane_are_reached_with_hindsight_and_missed_without(tmp_pa
     assert success >= 0.9 if reached else success <= 0.3
 
 
-@pytest.mark.parametrize(("algo", "steps"), [("ddpg", 5000), ("td3", 8000), ("sac", 4000)])
-def test_the_pendulum_is_swung_up(tmp_path, algo, steps):
-    options = {"gamma": 0.98, "tau": 0.01, "learning_starts": 500}
+@pytest.mark.parametrize(
+    ("algo", "steps", "changes"),
+    [
+        ("ddpg", 5000, {}),
+        # With less noise and smaller steps one seed in six does not find the way up, and rounding decides which one.
+        ("td3", 8000, {"learning_rate": 1e-3, "exploration_noise": 0.3}),
+        ("sac", 4000, {}),
+    ],
+)
+def test_the_pendulum_is_swung_up(tmp_path, algo, steps, changes):
+    options = {"gamma": 0.98, "tau": 0.01, "learning_starts": 500} | changes
     metrics = final_metrics(tmp_path, algo, "Pendulum-v1", steps, seed=1, algo_kwargs=options)
     assert metrics["eval/mean_reward"] >= -300  # random play gets about -1,200
 
