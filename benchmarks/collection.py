@@ -33,9 +33,9 @@ from rl_training.envs.consent import approve
 from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import GoalRewards
 from rl_training.runtime import Callback
-from rl_training.runtime.ray_session import RaySession
-from rl_training.runtime.remote_collection import RemoteCollector, start_remote_collection
-from rl_training.runtime.remote_worker import Played, Policy, Request, acting_weights
+from rl_training.runtime.distributed.collection import RemoteCollector, start_remote_collection
+from rl_training.runtime.distributed.ray_session import RaySession
+from rl_training.runtime.distributed.worker import Played, Policy, Request, acting_weights
 from rl_training.runtime.run import train
 from rl_training.runtime.run_records import EpisodeRecord
 from rl_training.runtime.settings import parse_run, read_config

@@ -30,12 +30,12 @@ from rl_training.errors import (
     NumericalError,
     WorkerError,
 )
-from rl_training.runtime import Callback, ray_session, remote_collection, worker_pool
+from rl_training.runtime import Callback
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.exploration import ExplorationSettings
-from rl_training.runtime.ray_session import RaySession
-from rl_training.runtime.remote_collection import RemoteCollector, start_remote_collection
-from rl_training.runtime.remote_worker import (
+from rl_training.runtime.distributed import collection, pool, ray_session
+from rl_training.runtime.distributed.collection import RemoteCollector, start_remote_collection
+from rl_training.runtime.distributed.ray_session import RaySession
+from rl_training.runtime.distributed.worker import (
     EpisodeWorker,
     Failure,
     Played,
@@ -44,6 +44,7 @@ from rl_training.runtime.remote_worker import (
     WorkerPlan,
     acting_weights,
 )
+from rl_training.runtime.exploration import ExplorationSettings
 from rl_training.runtime.run import resume, train
 from rl_training.runtime.settings import parse_run
 from rl_training.seeding import stream_seed, worker_generator
@@ -264,7 +265,7 @@ def test_workers_wait_for_a_slow_learner() -> None:
 
 
 def test_changed_weights_are_put_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_collection, "_PUT_SECONDS", 0.0)
+    monkeypatch.setattr(collection, "_PUT_SECONDS", 0.0)
     learner = make_learner()
     remote, pool = make_remote(learner, workers=3)
     for step in range(24):
@@ -275,7 +276,7 @@ def test_changed_weights_are_put_once_for_all_workers(monkeypatch: pytest.Monkey
 
 
 def test_weights_are_not_put_too_often_and_their_age_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_collection, "_PUT_SECONDS", 3600.0)
+    monkeypatch.setattr(collection, "_PUT_SECONDS", 3600.0)
     learner = make_learner()
     remote, pool = make_remote(learner, workers=1)
     for step in range(40):
@@ -354,9 +355,9 @@ def test_a_checkpoint_keeps_the_rest_of_the_episode_and_the_numbers() -> None:
 
 def test_a_failure_is_raised_as_the_error_that_it_was() -> None:
     with pytest.raises(NumericalError, match="worker 3, environment 3 returned nan"):
-        worker_pool._raise(Failure(NumericalError, "environment 3 returned nan", ""), 3)
+        pool._raise(Failure(NumericalError, "environment 3 returned nan", ""), 3)
     with pytest.raises(WorkerError, match="worker 3, step raised ValueError") as raised:
-        worker_pool._raise(Failure(EnvFailedError, "step raised ValueError", "the traceback"), 3)
+        pool._raise(Failure(EnvFailedError, "step raised ValueError", "the traceback"), 3)
     assert raised.value.trace == "the traceback"
 
 
@@ -433,7 +434,7 @@ def test_a_ray_that_does_not_start_is_named(address: str | None, message: str, m
 
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("rl_training.runtime.ray_session._address_of_auto", lambda: None)
+    monkeypatch.setattr("rl_training.runtime.distributed.ray_session._address_of_auto", lambda: None)
     monkeypatch.setattr("ray.init", fail)
     with pytest.raises(ConfigError, match=message):
         RaySession(address)

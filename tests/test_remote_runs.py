@@ -32,12 +32,12 @@ from rl_training.experiment.manager import (
     train_stack_experiment,
 )
 from rl_training.experiment.run_folder import train_in_folder
-from rl_training.runtime import mirror
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpointing import CheckpointStore, read_whole, resolve_checkpoint
-from rl_training.runtime.local_copy import fetch, fetch_runs, is_uploaded, policy, records, url_of
 from rl_training.runtime.logging import read_metrics
-from rl_training.runtime.remote_folder import INDEX, Index, RemoteFolder
+from rl_training.runtime.remote import mirror
+from rl_training.runtime.remote.folder import INDEX, Index, RemoteFolder
+from rl_training.runtime.remote.local_copy import fetch, fetch_runs, is_uploaded, policy, records, url_of
 from rl_training.scale.driver import run_sweep
 from rl_training.scale.slurm import slurm_script
 from rl_training.scale.sweep_file import read_sweep
@@ -178,7 +178,8 @@ def test_a_kill_in_the_middle_of_an_upload_loses_nothing(tmp_path, machine, undi
     config.write_text(at_url(tmp_path).to_yaml())
     code = (
         f"import sys; sys.path.insert(0, {str(TESTS)!r}); import bucket_filesystem;"
-        "from rl_training.runtime import mirror; mirror._POLL_SECONDS = 0.001; from rl_training import cli; cli.main()"
+        "from rl_training.runtime.remote import mirror; mirror._POLL_SECONDS = 0.001;"
+        "from rl_training import cli; cli.main()"
     )
     environment = {**os.environ, "BUCKET_KILL": write}
     answer = warm_python.run("-c", code, "train", config, "--run-dir", url, "--quiet", env=environment)

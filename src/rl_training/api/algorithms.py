@@ -148,7 +148,7 @@ class ManagedAlgorithm:
     ) -> TrainResult:
         """Continue a run from its latest checkpoint under its own configuration, up to ``total_timesteps`` if given."""
         from rl_training.envs.objects import is_object_id
-        from rl_training.runtime.local_copy import fetch, identity
+        from rl_training.runtime.remote.local_copy import fetch, identity
         from rl_training.runtime.settings import read_config
 
         config = load_config(fetch(run_dir, identity) / "config.yaml")

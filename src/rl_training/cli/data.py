@@ -153,9 +153,9 @@ def collect(
     from rl_training.data.dataset_loaders import write_transitions
     from rl_training.data.formats.storage import watch_bytes
     from rl_training.envs.consent import trust_all_runs
-    from rl_training.runtime.local_copy import fetch
-    from rl_training.runtime.local_copy import policy as policy_files
     from rl_training.runtime.progress import Progress
+    from rl_training.runtime.remote.local_copy import fetch
+    from rl_training.runtime.remote.local_copy import policy as policy_files
     from rl_training.tools.datasets import collect_dataset
 
     if trust:

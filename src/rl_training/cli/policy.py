@@ -40,7 +40,7 @@ def evaluate(
     """Play seeded episodes with a trained policy."""
     from rl_training.envs.consent import trust_all_runs
     from rl_training.experiment.manager import evaluate_experiment
-    from rl_training.runtime.local_copy import fetch, policy
+    from rl_training.runtime.remote.local_copy import fetch, policy
     from rl_training.seeding import EVALUATION_SEED
 
     if video_format is not None and not video:
@@ -107,7 +107,7 @@ def export(
 ) -> None:
     """Write a policy as a bundle that runs without this package: ONNX graph, contract, test vectors, examples."""
     from rl_training.export import export_policy
-    from rl_training.runtime.local_copy import fetch, policy
+    from rl_training.runtime.remote.local_copy import fetch, policy
 
     require_local(output, "--output")
     contract = export_policy(fetch(path, policy), output, overwrite=overwrite)
@@ -128,7 +128,7 @@ def verify(
     """Check a bundle: its checksums, and its actions on the test vectors; exit with 1 if it fails."""
     from rl_training.cli.streams import print_error
     from rl_training.export import verify_bundle
-    from rl_training.runtime.local_copy import fetch
+    from rl_training.runtime.remote.local_copy import fetch
 
     found = verify_bundle(fetch(bundle))
     if json_:

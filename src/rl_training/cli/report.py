@@ -51,8 +51,8 @@ def report(
     if not runs:
         raise ConfigError("report: expected at least one RUN, or --serve FOLDER")
     from rl_training.experiment.report import png_folder, write_report
-    from rl_training.runtime.local_copy import fetch_runs
     from rl_training.runtime.progress import Progress
+    from rl_training.runtime.remote.local_copy import fetch_runs
 
     with Progress("report", quiet=quiet) as progress:
 

@@ -26,7 +26,7 @@ def share(
 ) -> None:
     """Write a policy as a Hugging Face model folder, and upload it."""
     from rl_training.export.share import prepare_share, push_share, require_hub, require_repository
-    from rl_training.runtime.local_copy import fetch, policy
+    from rl_training.runtime.remote.local_copy import fetch, policy
 
     require_repository(hub)
     if not dry_run:

@@ -37,7 +37,7 @@ def sweep(
     json_: JsonOption = False,
 ) -> None:
     """Train every combination of settings and seeds that a file describes."""
-    from rl_training.runtime.mirror import folder_of_runs
+    from rl_training.runtime.remote.mirror import folder_of_runs
     from rl_training.scale.board import Board
     from rl_training.scale.driver import check_sweep, run_sweep
     from rl_training.scale.slurm import slurm_script

@@ -177,8 +177,8 @@ def resume(
     """Continue a run, and the runs that were trained together with it, from its latest checkpoint."""
     from rl_training.envs.consent import trust_all_runs
     from rl_training.experiment.manager import resume_experiment, resume_stack_experiment
-    from rl_training.runtime.local_copy import fetch
-    from rl_training.runtime.mirror import run_folder
+    from rl_training.runtime.remote.local_copy import fetch
+    from rl_training.runtime.remote.mirror import run_folder
     from rl_training.runtime.run import stack_members
 
     if trust:
@@ -204,7 +204,7 @@ def resume(
 
 def _exit_as(results: list[TrainResult]) -> None:
     """Exit with 3 if the last run was interrupted, and with 1 if a run of a stack failed or was not uploaded."""
-    from rl_training.runtime.local_copy import is_uploaded
+    from rl_training.runtime.remote.local_copy import is_uploaded
 
     if results[-1].status == "interrupted" or asked_to_stop():
         raise typer.Exit(3)
@@ -214,7 +214,7 @@ def _exit_as(results: list[TrainResult]) -> None:
 
 def _answer(result: TrainResult) -> dict[str, Any]:
     """Return a result as JSON, with the URL of a run that is mirrored to one."""
-    from rl_training.runtime.local_copy import url_of
+    from rl_training.runtime.remote.local_copy import url_of
 
     url = url_of(result.run_dir)
     return {**result.to_json(), **({"url": url} if url is not None else {})}
@@ -291,7 +291,7 @@ def _print_seed_table(answers: list[dict[str, Any]], noun: str) -> None:
 
 
 def _print_result(result: TrainResult) -> None:
-    from rl_training.runtime.local_copy import url_of
+    from rl_training.runtime.remote.local_copy import url_of
 
     success = result.metrics.get("eval/success_rate")
     reason = (

@@ -28,8 +28,8 @@ def tune(
 ) -> None:
     """Search for good settings, and compare the best on fresh seeds."""
     from rl_training.runtime.checkpoint_files import write_durably
-    from rl_training.runtime.mirror import folder_of_runs
     from rl_training.runtime.progress import Progress
+    from rl_training.runtime.remote.mirror import folder_of_runs
     from rl_training.scale.board import Board
     from rl_training.scale.tune_file import read_search
 

@@ -25,12 +25,12 @@ from rl_training.runtime.checkpoint_files import remove_unstarted_run
 from rl_training.runtime.checkpointing import CheckpointStore, find_checkpoint
 from rl_training.runtime.controls import TrainResult
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.local_copy import fetch
-from rl_training.runtime.local_copy import policy as policy_files
 from rl_training.runtime.logging import read_metrics
-from rl_training.runtime.mirror import mirrored, new_run_folders, run_folder
 from rl_training.runtime.outcome import RESULT, read_result
 from rl_training.runtime.progress import Progress, ProgressCallback
+from rl_training.runtime.remote.local_copy import fetch
+from rl_training.runtime.remote.local_copy import policy as policy_files
+from rl_training.runtime.remote.mirror import mirrored, new_run_folders, run_folder
 from rl_training.runtime.run import (
     load_learner,
     resume,

@@ -21,8 +21,8 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import remove_unstarted_run
 from rl_training.runtime.checkpointing import CheckpointStore
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.mirror import mirrored
 from rl_training.runtime.outcome import read_result
+from rl_training.runtime.remote.mirror import mirrored
 from rl_training.runtime.run import resume_stack, stack_members, train_stack
 from rl_training.runtime.run_lock import is_locked, lock_configuration
 from rl_training.urls import Location, parent

@@ -11,9 +11,9 @@ from typing import Any
 from rl_training.config import TrainConfig, load_config
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.json_output import to_json
-from rl_training.runtime.local_copy import fetch, identity, url_of
 from rl_training.runtime.outcome import read_result
-from rl_training.runtime.remote_folder import RemoteFolder
+from rl_training.runtime.remote.folder import RemoteFolder
+from rl_training.runtime.remote.local_copy import fetch, identity, url_of
 from rl_training.runtime.settings import complete_config
 
 

@@ -23,10 +23,10 @@ from rl_training.envs.goals import GoalRewards
 from rl_training.envs.rewards import RewardTransform
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.distributed.collection import RemoteCollector, start_remote_collection
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.practice import Practice
 from rl_training.runtime.random_play import play_at_random
-from rl_training.runtime.remote_collection import RemoteCollector, start_remote_collection
 from rl_training.runtime.run_records import summarize_data
 from rl_training.runtime.settings import RunSettings
 from rl_training.seeding import Stream, stream_seed

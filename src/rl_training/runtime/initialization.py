@@ -13,7 +13,7 @@ from rl_training.algorithms.table import find_algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.checkpoint_files import read_checkpoint
 from rl_training.runtime.checkpointing import find_checkpoint
-from rl_training.runtime.local_copy import fetch, policy
+from rl_training.runtime.remote.local_copy import fetch, policy
 from rl_training.runtime.settings import RunSettings
 from rl_training.types import SpaceSpec
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.local_copy import url_of
+from rl_training.runtime.remote.local_copy import url_of
 from rl_training.runtime.trainer import Trainer
 
 _LINE_EVERY = 30.0  # seconds between two plain lines, at most

@@ -16,8 +16,8 @@ from rl_training.runtime.build import build_learner
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import read_checkpoint, write_durably
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.mirror import new_run_folders, run_folder
 from rl_training.runtime.outcome import run_to_end
+from rl_training.runtime.remote.mirror import new_run_folders, run_folder
 from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.settings import ConfigSource, complete_config, parse_run, read_config
 from rl_training.runtime.stack_runs import resume_stack, stack_folder, stack_members, train_stack

@@ -16,9 +16,9 @@ from rl_training.runtime.assembly import assemble, require_longer
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoint_files import write_durably
 from rl_training.runtime.controls import TrainResult
-from rl_training.runtime.local_copy import url_of
-from rl_training.runtime.mirror import new_run_folders, run_folder
 from rl_training.runtime.outcome import read_result
+from rl_training.runtime.remote.local_copy import url_of
+from rl_training.runtime.remote.mirror import new_run_folders, run_folder
 from rl_training.runtime.run_lock import lock_run
 from rl_training.runtime.settings import complete_config, parse_run
 from rl_training.runtime.stack import RunStack

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_training.errors import ConfigError, MissingExtraError, RunFailedError
-from rl_training.runtime.ray_session import TOKEN_HINT, require_reachable
+from rl_training.runtime.distributed.ray_session import TOKEN_HINT, require_reachable
 
 _OBJECT_STORE_BYTES = 100_000_000
 """Of a session of its own. Trials exchange a few hundred bytes."""

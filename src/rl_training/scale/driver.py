@@ -14,7 +14,7 @@ from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError, RemoteError, shown
 from rl_training.interrupts import stop_on_signals
 from rl_training.runtime.checkpoint_files import write_durably
-from rl_training.runtime.mirror import folder_of_runs
+from rl_training.runtime.remote.mirror import folder_of_runs
 from rl_training.runtime.run_lock import lock_run
 from rl_training.scale.cluster import import_ray, ray_session, require_cluster
 from rl_training.scale.resources import cluster_workers, gpus_of, local_workers, threads_of

@@ -15,9 +15,9 @@ from rl_training.errors import CheckpointError, RemoteError, RunLockedError
 from rl_training.experiment.report.run_data import read_run
 from rl_training.experiment.run_folder import finished_result
 from rl_training.json_output import to_json
-from rl_training.runtime.local_copy import fetch, records
 from rl_training.runtime.logging import STEP, read_metrics
 from rl_training.runtime.outcome import read_result
+from rl_training.runtime.remote.local_copy import fetch, records
 from rl_training.runtime.run_lock import is_locked
 from rl_training.urls import Location, join, local_path
 

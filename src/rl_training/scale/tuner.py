@@ -17,7 +17,7 @@ from typing import Any
 from rl_training.errors import ConfigError, RunFailedError
 from rl_training.interrupts import Interrupted, stop_on_signals
 from rl_training.runtime.checkpoint_files import write_durably
-from rl_training.runtime.mirror import folder_of_runs
+from rl_training.runtime.remote.mirror import folder_of_runs
 from rl_training.runtime.run_lock import lock_run
 from rl_training.scale.cluster import import_ray, ray_session, require_cluster
 from rl_training.scale.driver import States, Watcher, check_sweep, run_sweep

@@ -25,7 +25,7 @@ def train_trials(configs: list[dict[str, Any]], run_dirs: list[str], working_fol
     from rl_training.config import parse_config
     from rl_training.errors import RLTrainingError, RunLockedError
     from rl_training.experiment.run_folder import train_in_folder, train_stack_in_folders
-    from rl_training.runtime.local_copy import is_uploaded, not_uploaded, url_of
+    from rl_training.runtime.remote.local_copy import is_uploaded, not_uploaded, url_of
     from rl_training.urls import last_name, to_location
 
     folders, started = [to_location(run_dir) for run_dir in run_dirs], time.monotonic()

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from rl_training.errors import EnvError, NumericalError, WorkerError
 from rl_training.interrupts import raise_if_asked_to_stop
-from rl_training.runtime.ray_session import RaySession
-from rl_training.runtime.remote_worker import EpisodeWorker, Failure, Played, Policy, Request, WorkerPlan
+from rl_training.runtime.distributed.ray_session import RaySession
+from rl_training.runtime.distributed.worker import EpisodeWorker, Failure, Played, Policy, Request, WorkerPlan
 
 _MOST_DEATHS = 10  # of a worker, without an episode in between
 _MOST_TRIES = 180  # to reach a worker that is being restarted

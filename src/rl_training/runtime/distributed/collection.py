@@ -25,12 +25,12 @@ from rl_training.envs.objects import is_object_id
 from rl_training.errors import EnvError
 from rl_training.interrupts import asked_to_stop, raise_if_asked_to_stop
 from rl_training.runtime.collector import Transition
-from rl_training.runtime.ray_session import RaySession
-from rl_training.runtime.remote_worker import Played, Request, WorkerPlan, acting_weights
+from rl_training.runtime.distributed.pool import WorkerPool
+from rl_training.runtime.distributed.ray_session import RaySession
+from rl_training.runtime.distributed.worker import Played, Request, WorkerPlan, acting_weights
 from rl_training.runtime.rollout_statistics import RolloutStatistics
 from rl_training.runtime.run_records import EpisodeRecord
 from rl_training.runtime.settings import RunSettings
-from rl_training.runtime.worker_pool import WorkerPool
 from rl_training.types import Observation, flatten_goal_observation
 
 Array = NDArray[Any]

@@ -18,7 +18,7 @@ import warnings
 from typing import Any
 
 from rl_training.errors import RemoteError, RunLockedError, shown
-from rl_training.runtime.remote_folder import RemoteFolder
+from rl_training.runtime.remote.folder import RemoteFolder
 from rl_training.urls import canonical, last_name, parent
 
 REFRESH_SECONDS = 20.0

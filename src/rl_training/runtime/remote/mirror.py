@@ -20,7 +20,8 @@ from rl_training.config import TrainConfig
 from rl_training.errors import CheckpointError, ConfigError, RemoteError
 from rl_training.interrupts import stop_on_signals
 from rl_training.runtime.checkpoint_files import final_name
-from rl_training.runtime.local_copy import (
+from rl_training.runtime.remote.folder import INDEX, Index, RemoteFolder, is_fixed, new_version
+from rl_training.runtime.remote.local_copy import (
     POINTERS,
     Record,
     bring,
@@ -33,9 +34,8 @@ from rl_training.runtime.local_copy import (
     read_record,
     url_of,
 )
-from rl_training.runtime.remote_folder import INDEX, Index, RemoteFolder, is_fixed, new_version
+from rl_training.runtime.remote.lock import UrlLock
 from rl_training.runtime.run_names import new_run_names
-from rl_training.runtime.url_lock import UrlLock
 from rl_training.urls import Location, canonical, is_url, join, local_folder
 
 _POLL_SECONDS = 1.0

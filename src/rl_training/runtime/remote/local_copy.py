@@ -20,7 +20,7 @@ from typing import Any
 
 from rl_training.errors import CheckpointError, RunLockedError
 from rl_training.runtime.checkpoint_files import checkpoint_order, final_name, temporary_path, write_durably
-from rl_training.runtime.remote_folder import INDEX, Index, RemoteFolder, is_fixed, is_inside
+from rl_training.runtime.remote.folder import INDEX, Index, RemoteFolder, is_fixed, is_inside
 from rl_training.runtime.run_lock import is_locked, lock_configuration
 from rl_training.urls import Location, cache_folder, canonical, is_url, local_folder
 

@@ -1,0 +1,1 @@
+"""Runs at a URL: trained in a local copy, mirrored while they train, resumed from any machine."""
