@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 TASKS = ("fetch_reach", "fetch_push", "fetch_pick_and_place", "fetch_slide", "point_maze", "hand_reach")
-CPU_TASKS = ("fetch_reach", "fetch_push_cpu")
+CPU_TASKS = ("fetch_reach", "fetch_push_cpu", "point_maze_cpu")
 SOLVED = 0.9
 
 
