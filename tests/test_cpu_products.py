@@ -10,7 +10,7 @@ import torch
 
 from rl_training.algorithms import SAC
 from rl_training.models import cpu_products
-from rl_training.models.cpu_products import FastProducts, largest_error_of_onednn, onednn_is_better
+from rl_training.models.cpu_products import fast_products, largest_error_of_onednn, onednn_is_better
 from rl_training.types import Batch, SpaceSpec
 
 SPEC = SpaceSpec(observation_dim=8, action_dim=2)
@@ -44,13 +44,13 @@ def amd(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
 @needs_setting
 def test_the_setting_holds_inside_and_is_restored(amd: None) -> None:
     before = setting()
-    with FastProducts(CPU):
+    with fast_products(CPU):
         assert setting() == "bf16"
     assert setting() == before
-    with pytest.raises(KeyError), FastProducts(CPU):
+    with pytest.raises(KeyError), fast_products(CPU):
         raise KeyError
     assert setting() == before
-    with FastProducts(torch.device("cuda")):
+    with fast_products(torch.device("cuda")):
         assert setting() == before
 
 

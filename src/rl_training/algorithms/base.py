@@ -17,7 +17,7 @@ from rl_training.config import Settings, parse_settings
 from rl_training.errors import ConfigError
 from rl_training.member_axis import all_members, has_member_axis, outside_members
 from rl_training.models.actors import load_actor
-from rl_training.models.cpu_products import FastProducts
+from rl_training.models.cpu_products import fast_products
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.seeding import Stream, stream_seed
 from rl_training.types import Batch, Metrics, Observation, SpaceSpec, flatten_goal_observation
@@ -136,7 +136,7 @@ class Learner(nn.Module):
     def update(self, batch: Batch) -> Metrics:
         """Learn from one minibatch. Nothing here waits for the device."""
         self.update_count += 1
-        with FastProducts(self.device):
+        with fast_products(self.device):
             batch = self.normalized(batch)
             if not self.computes_in_bfloat16:
                 return self._update(batch)

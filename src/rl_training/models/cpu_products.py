@@ -8,9 +8,10 @@ fast.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -19,23 +20,19 @@ _LARGEST_ERROR = 1e-5
 """The relative error up to which a product counts as one of float32; bfloat16 has 4e-3."""
 
 
-class FastProducts:
-    """A context in which oneDNN computes matrix products on a CPU, if that is faster there and as exact."""
+def fast_products(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which oneDNN computes matrix products on a CPU, if that is faster there and as exact."""
+    return _onednn() if device.type == "cpu" and onednn_is_better() else contextlib.nullcontext()
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before: str | None = None
 
-    def __enter__(self) -> None:
-        if self._device.type == "cpu" and onednn_is_better():
-            self._before = torch._C._get_fp32_precision_getter(*_SETTING)
-            torch._C._set_fp32_precision_setter(*_SETTING, "bf16")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._before is not None:
-            torch._C._set_fp32_precision_setter(*_SETTING, self._before)
+@contextlib.contextmanager
+def _onednn() -> Iterator[None]:
+    before = torch._C._get_fp32_precision_getter(*_SETTING)
+    torch._C._set_fp32_precision_setter(*_SETTING, "bf16")
+    try:
+        yield
+    finally:
+        torch._C._set_fp32_precision_setter(*_SETTING, before)
 
 
 @functools.cache
@@ -55,12 +52,8 @@ def largest_error_of_onednn() -> float:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(2, 256, 256, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
-    before = torch._C._get_fp32_precision_getter(*_SETTING)
-    torch._C._set_fp32_precision_setter(*_SETTING, "bf16")
-    try:
+    with _onednn():
         products = [torch.bmm(left, right), torch.stack([a @ b for a, b in zip(left, right, strict=True)])]
-    finally:
-        torch._C._set_fp32_precision_setter(*_SETTING, before)
     return max(float((product - exact).abs().max() / exact.abs().max()) for product in products)
 
 
