@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_training.algorithms import SAC
+from rl_training.algorithms.stack import LearnerStack
 from rl_training.models import cpu_products
 from rl_training.models.cpu_products import fast_products, largest_error_of_onednn, onednn_is_better
 from rl_training.types import Batch, SpaceSpec
@@ -118,6 +119,13 @@ def test_updates_differ_from_the_default_by_rounding_alone(monkeypatch: pytest.M
         weights.append(torch.cat([parameter.detach().flatten() for parameter in learner.parameters()]))
     assert not torch.equal(*weights)  # another library: the rounding shows that it was used
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_update_of_a_process_may_be_that_of_a_stack(fresh: None) -> None:
+    stack = LearnerStack([SAC(SPEC, {"hidden_sizes": [8]}, seed=seed) for seed in range(2)])
+    rows = torch.zeros(2, 4, 8)
+    metrics = stack.update(Batch(rows, torch.zeros(2, 4, 2), torch.zeros(2, 4), rows, torch.zeros(2, 4)))
+    assert metrics["train/critic_loss"].shape == (2,)
 
 
 def test_a_system_without_a_list_of_processors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from rl_training.algorithms.base import CriticLearner, Learner
 from rl_training.algorithms.optimizer import FusedAdam
 from rl_training.errors import ConfigError
 from rl_training.member_axis import MemberStack
+from rl_training.models.cpu_products import fast_products
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.types import Batch, Metrics
 
@@ -91,7 +92,8 @@ class LearnerStack:
             with _using(learner, numbers):
                 return learner.update(Batch(**cast(Any, tensors), offline_rows=batch.offline_rows))
 
-        metrics: Metrics = self._stack.call(update_one, tensors, self._differing)
+        with fast_products(self.device):  # here, because its trial cannot be made inside the members' code
+            metrics: Metrics = self._stack.call(update_one, tensors, self._differing)
         self.update_count = self._pattern.update_count
         return metrics
 
