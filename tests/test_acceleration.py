@@ -11,6 +11,7 @@ from rl_training.algorithms import AWAC, BC, CQL, DDPG, DQN, IQL, RLPD, SAC, TD3
 from rl_training.algorithms.stack import LearnerStack
 from rl_training.algorithms.table import ALGORITHMS
 from rl_training.data import HERReplayBuffer, ReplayBuffer
+from rl_training.data.device_sampling import copy_without_waiting
 from rl_training.data.mixture import Mixture, Source
 from rl_training.envs import GoalRewards, space_spec
 from rl_training.envs.play import play
@@ -362,6 +363,15 @@ def test_recorded_actions_are_those_of_the_learner(stacked):
     assert eager.normalizer is not None
     assert torch.equal(recorded.normalizer.mean, eager.normalizer.mean)
     assert torch.equal(recorded.generator.get_state(), eager.generator.get_state())
+
+
+@needs_cuda
+def test_a_copy_to_a_busy_device_has_the_values_of_its_call():
+    target, source = torch.zeros(1000, device="cuda"), torch.ones(1000)
+    torch.cuda._sleep(200_000_000)  # a tenth of a second
+    copy_without_waiting(target, source)
+    source.fill_(2.0)
+    assert target.sum().item() == 1000
 
 
 @needs_cuda

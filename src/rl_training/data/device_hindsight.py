@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.device_sampling import DeviceSampler
+from rl_training.data.device_sampling import DeviceSampler, copy_without_waiting
 from rl_training.data.episode_table import EpisodeTable
 from rl_training.data.goal_cells import MOST_CELLS, PLAIN_WEIGHT, RESTING_WEIGHT, GoalCells, cell_factors
 from rl_training.envs.distance_rule import DeviceRewards
@@ -87,9 +87,7 @@ class HindsightSampler(DeviceSampler):
     @torch.no_grad()
     def write_rows(self, slot: int, rows: Tensor) -> None:
         """Copy rows of the host, starting at a slot, without waiting for the device."""
-        if self.rows.device.type == "cuda":
-            rows = rows.pin_memory()
-        self.rows[slot : slot + len(rows)].copy_(rows, non_blocking=True)
+        copy_without_waiting(self.rows[slot : slot + len(rows)], rows)
 
     @torch.no_grad()
     def follow(self, table: EpisodeTable, share: float) -> None:
@@ -138,7 +136,7 @@ class HindsightSampler(DeviceSampler):
         by_length = (length_high - length_low) / max(batch_size - count, 1)
         values = [weight_low, length_low - count * by_length, by_weight, by_length, count]
         new = torch.tensor(values, dtype=torch.float64)
-        self.coefficients[self.batch_sizes[batch_size]].copy_(new, non_blocking=True)
+        copy_without_waiting(self.coefficients[self.batch_sizes[batch_size]], new)
 
     def take_shares(self) -> tuple[float, float]:
         """Return how many rows got a new goal since the last call, and how many of these goals were met already."""

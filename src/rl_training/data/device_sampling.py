@@ -12,7 +12,20 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from rl_training.fusing import fused
 from rl_training.types import Batch
+
+
+@torch.no_grad()
+def copy_without_waiting(target: Tensor, source: Tensor) -> None:
+    """Copy a tensor of the host to a device, which may still be busy.
+
+    The copy is made later, and from ordinary memory it may then find what the host has written there since. So it is
+    made from pinned memory, which PyTorch keeps until the copy is done.
+    """
+    if target.device.type == "cuda":
+        source = source.pin_memory()
+    target.copy_(source, non_blocking=True)
 
 
 class DeviceSampler(nn.Module):

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.data.device_sampling import copy_without_waiting
+
 Array = NDArray[Any]
 ChooseActions = Callable[[Sequence[Array], bool, Array | None], Array | None]
 """Takes the parts of ``Collector.inputs``, whether to act at random, and the noise of the actions (None: drawn by the
@@ -84,7 +86,7 @@ class _ActionGraphs(_Eager):
         if recorded is None:
             return super().__call__(parts, random, noise)
         for static, new in zip(recorded.inputs, [*parts, *([] if noise is None else [noise])], strict=True):
-            static.copy_(torch.from_numpy(new), non_blocking=True)
+            copy_without_waiting(static, torch.from_numpy(new))
         recorded.graph.replay()
         return None if recorded.actions is None else recorded.actions.cpu().numpy()
 
