@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings, DemonstrationSettings
 from rl_training.algorithms.base import soft_update
+from rl_training.fusing import fused
 from rl_training.models import MLPDDPGModel
 from rl_training.types import Batch, Metrics
 
@@ -75,7 +76,7 @@ class TD3(ActorCritic):
         loss, metrics = self._policy_objective(values, actions, batch)
         metrics["train/actor_loss"] = loss.detach()
         if self.penalizes_saturation:
-            loss = loss + self.saturation_penalty * raw_actions.square().mean()
+            loss = loss + _saturation_loss(raw_actions, self.saturation_penalty)
         if self.imitates and batch.offline_rows:
             cloning = self._cloning_loss(batch, actions[: batch.offline_rows], q_filter=self.settings.bc_q_filter)
             loss, metrics["train/bc_loss"] = loss + self.settings.bc_weight * cloning, cloning.detach()
@@ -83,7 +84,7 @@ class TD3(ActorCritic):
 
     def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the loss from the values ``[B]`` of the actor's actions ``[B, A]``."""
-        return -values.mean(), {}
+        return _value_loss(values), {}
 
     def _improve_actor(self, batch: Batch) -> Metrics:
         loss, metrics = self.actor_loss(batch)
@@ -98,3 +99,13 @@ class TD3(ActorCritic):
 
     def _act(self, observations: Tensor, deterministic: bool, noise: Tensor | None = None) -> Any:
         return self.model.actor(observations)
+
+
+@fused
+def _value_loss(values: Tensor) -> Tensor:
+    return -values.mean()
+
+
+@fused
+def _saturation_loss(raw_actions: Tensor, weight: float | Tensor) -> Tensor:
+    return weight * raw_actions.square().mean()

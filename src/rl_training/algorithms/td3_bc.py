@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.td3 import TD3, TD3Settings
+from rl_training.fusing import fused
 from rl_training.types import Batch, Metrics
 
 
@@ -29,6 +30,14 @@ class TD3BC(TD3):
 
     def _policy_objective(self, values: Tensor, actions: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the cloning error minus the value, which is divided by its mean absolute value."""
-        weight = self.settings.bc_alpha / values.detach().abs().mean()
-        cloning = F.mse_loss(actions, batch.actions)
-        return cloning - weight * values.mean(), {"train/bc_loss": cloning.detach()}
+        loss, cloning = _cloning_objective(values, actions, batch.actions, self.settings.bc_alpha)
+        return loss, {"train/bc_loss": cloning.detach()}
+
+
+@fused
+def _cloning_objective(
+    values: Tensor, actions: Tensor, logged: Tensor, bc_alpha: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    weight = bc_alpha / values.detach().abs().mean()
+    cloning = F.mse_loss(actions, logged)
+    return cloning - weight * values.mean(), cloning

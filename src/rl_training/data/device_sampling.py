@@ -63,7 +63,7 @@ class RingSampler(DeviceSampler):
     def forward(self, batch_size: int, plan: Hashable = None) -> Batch:
         """Draw ``batch_size`` of the first ``count`` rows."""
         draws = torch.rand(batch_size, generator=self.generator, dtype=torch.float64, device=self.rows.device)  # [B]
-        return rows_to_batch(self.rows.index_select(0, (draws * self.count).long()), self.columns)
+        return rows_to_batch(_draw_rows(self.rows, self.count, draws), self.columns)
 
 
 def rows_to_batch(rows: Tensor, columns: Mapping[str, slice]) -> Batch:
@@ -95,19 +95,33 @@ class DatasetSampler(DeviceSampler):
         tensors = cast(dict[str, Tensor], self._buffers)
         device = tensors["rewards"].device
         index = torch.randint(self.length, (batch_size,), generator=self.generator, device=device)  # [B]
-        if self.usable is not None:
-            index = self.usable.index_select(0, index)  # [B]
-        if self.has_next:
-            next_observations = tensors["next_observations"].index_select(0, index)  # [B, D]
-        else:
-            following = index + tensors["has_follower"].index_select(0, index)  # [B]
-            next_observations = tensors["observations"].index_select(0, following)  # [B, D]
+        names = ["observations", "actions", "rewards", "terminated", *(["returns"] if self.has_returns else [])]
+        following = tensors["next_observations" if self.has_next else "has_follower"]
+        columns = [tensors[name] for name in names]
+        next_observations, *drawn = _draw_transitions(index, self.usable, columns, following, self.has_next)
         return Batch(
-            observations=tensors["observations"].index_select(0, index),  # [B, D], with goals [B, D + G]
-            actions=tensors["actions"].index_select(0, index),  # [B, A], discrete: [B, 1]
-            rewards=tensors["rewards"].index_select(0, index),  # [B]
-            next_observations=next_observations,
-            terminated=tensors["terminated"].index_select(0, index),  # [B], 0.0 or 1.0
-            returns=tensors["returns"].index_select(0, index) if self.has_returns else None,  # [B]
-            offline_rows=batch_size,
+            **dict(zip(names, drawn, strict=True)), next_observations=next_observations, offline_rows=batch_size
         )
+
+
+@fused
+def _draw_rows(rows: Tensor, count: Tensor, draws: Tensor) -> Tensor:
+    """Return one of the first ``count`` rows for each uniform number ``[B]``."""
+    return rows.index_select(0, (draws * count).long())
+
+
+@fused
+def _draw_transitions(
+    index: Tensor, usable: Tensor | None, columns: list[Tensor], following: Tensor, has_next: bool
+) -> list[Tensor]:
+    """Return the next observations ``[B, D]`` of some transitions, and their entries in all columns.
+
+    ``index`` ``[B]`` counts the ``usable`` rows. The first column are the observations. ``following`` are the next
+    observations, or else how many rows further the observations are that follow.
+    """
+    rows = index if usable is None else usable.index_select(0, index)  # [B]
+    if has_next:
+        after = following.index_select(0, rows)
+    else:
+        after = columns[0].index_select(0, rows + following.index_select(0, rows))
+    return [after, *(column.index_select(0, rows) for column in columns)]
