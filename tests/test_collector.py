@@ -18,10 +18,10 @@ from rl_training.envs.builtin import PointReachGoalEnv
 from rl_training.envs.factory import space_spec
 from rl_training.envs.goals import GoalRewards
 from rl_training.runtime.collector import Collector, Transition
-from rl_training.runtime.exploration import ExplorationSettings
+from rl_training.runtime.exploration import Exploration, ExplorationSettings
 from rl_training.runtime.practice import Practice
 from rl_training.seeding import stream_seed
-from rl_training.types import flatten_goal_observation
+from rl_training.types import SpaceSpec, flatten_goal_observation
 from scripted_env import HIGH, LOW, ScriptedEnv
 
 SMALL = {"hidden_sizes": [8]}
@@ -326,6 +326,33 @@ def test_noise_is_correlated_in_a_share_of_the_episodes(share: float, period: in
             found = np.mean([np.corrcoef(one[:-1, k], one[1:, k])[0, 1] for k in range(2)])
             assert (found > 0.5) == ((episode + index) % period == period - 1)
     assert steps.std() == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("share", "found"), [(None, [False, True]), (0.0, [False, False]), (1.0, [True, True])])
+def test_episodes_that_practise_can_have_a_share_of_their_own(share: float | None, found: list[bool]) -> None:
+    settings = ExplorationSettings(noise_correlation=0.9, correlated_episodes=0.5, correlated_practice=share)
+    exploration = Exploration(settings, {}, SpaceSpec(3, 2), 4, np.random.default_rng(0))
+    practising = np.array([False, False, True, True])
+    episodes = np.array([0, 1, 0, 1])
+    assert exploration.is_correlated(episodes, practising).tolist() == [False, True, *found]
+
+
+@pytest.mark.parametrize("practises", [False, True])
+def test_the_noise_of_a_step_is_that_of_its_goal(practises: bool) -> None:
+    env = PointReachGoalEnv(max_steps=200)
+    goals = GoalRewards(env)
+    practice = Practice(GoalCells(2, 10.0), goals, 1, nearest=False)
+    vector = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED)
+    settings = ExplorationSettings(noise_correlation=0.95, correlated_episodes=0.0, correlated_practice=1.0)
+    collector = Collector(vector, DDPG(space_spec(env, goals), SMALL), settings, 0, practice)
+    collector.inputs()
+    practice.active[:] = practises
+    noises = []
+    for _ in range(150):
+        collector.step(0.0, random=False)
+        noises.append(collector.exploration.drift[0].copy())
+    found = np.corrcoef(np.ravel(noises[:-1]), np.ravel(noises[1:]))[0, 1]
+    assert (found > 0.5) == practises
 
 
 @pytest.mark.parametrize("learner", [SAC, DDPG])

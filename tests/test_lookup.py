@@ -28,9 +28,9 @@ GOAL_PRESETS = {
     "FetchPush-v4": "her/fetch_push",
     "FetchPickAndPlace-v4": "her/fetch_pick_and_place",
     "FetchSlide-v4": "her/fetch_slide",
-    "PointMaze_Medium-v3": None,  # measured with the settings of an earlier version
+    "PointMaze_Medium-v3": "her/point_maze",
 }
-UNMEASURED = {f"her/{task}" for task in ("hand_reach", "panda_pick_and_place", "panda_push", "point_maze")}
+UNMEASURED = {f"her/{task}" for task in ("hand_reach", "panda_pick_and_place", "panda_push")}
 
 
 class TestPresets:
@@ -53,9 +53,7 @@ class TestPresets:
                     score = row["eval/success_rate" if kind == "success rate" else "eval/mean_reward"]
                     measured.setdefault(row["preset"], []).append((kind, score))
         for row in json.loads((RESULTS / "goals.json").read_text()):
-            preset = GOAL_PRESETS[row["task"]]
-            if preset is not None:
-                measured.setdefault(preset, []).append(("success rate", row["curve"][-1][1]))
+            measured.setdefault(GOAL_PRESETS[row["task"]], []).append(("success rate", row["curve"][-1][1]))
         assert len(measured) > 20
         for name, rows in measured.items():
             kind, scores = rows[0][0], [score for _, score in rows]

@@ -110,7 +110,8 @@ class Collector(RolloutStatistics):
             return None
         goes_on = np.array([len(actions) > 0 for actions in self._actions])
         numbers = self._episodes + np.arange(self.num_envs)
-        return self.exploration.draw_noise(goes_on & self.exploration.is_correlated(numbers))
+        practising = False if self._practice is None else self._practice.active
+        return self.exploration.draw_noise(goes_on & self.exploration.is_correlated(numbers, practising))
 
     def send(self, actions: Array | None, progress: float) -> None:
         """Send actions ``[E, action_dim]`` of the policy, with exploration added, to the environments; None: random."""

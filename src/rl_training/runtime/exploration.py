@@ -29,6 +29,9 @@ class ExplorationSettings(Settings):
     correlated_episodes: float = Field(
         0.5, ge=0, le=1, description="share of the episodes whose noise has noise_correlation"
     )
+    correlated_practice: float | None = Field(
+        None, ge=0, le=1, description="that share among the episodes that practise; unset: correlated_episodes"
+    )
 
     @model_validator(mode="after")
     def _probabilities(self) -> ExplorationSettings:
@@ -59,6 +62,8 @@ class Exploration:
         random = defaults.get("random_action_prob", 0.0) if random is None else random
         self._random_prob = random if isinstance(random, Schedule) else Schedule(start=random)
         self._correlation, self._correlated_share = settings.noise_correlation, settings.correlated_episodes
+        share = settings.correlated_practice
+        self._practice_share = self._correlated_share if share is None else share
         self._spec, self._num_envs, self.rng = spec, num_envs, rng
         self.drift = np.zeros((num_envs, spec.action_dim), np.float32)
 
@@ -67,9 +72,13 @@ class Exploration:
         """Whether the noise of a step depends on that of the step before; the learner must then be given it."""
         return self._correlation > 0.0 and not self._spec.is_discrete
 
-    def is_correlated(self, episodes: Array) -> Array:
-        """Return for which numbers of episodes the noise is correlated; these are evenly spaced."""
-        later: Array = np.floor((episodes + 1) * self._correlated_share) > np.floor(episodes * self._correlated_share)
+    def is_correlated(self, episodes: Array, practising: Array | bool = False) -> Array:
+        """Return for which numbers of episodes the noise is correlated; these are evenly spaced.
+
+        ``practising`` says which of the episodes pursue another goal than their own.
+        """
+        share = np.where(practising, self._practice_share, self._correlated_share)
+        later: Array = np.floor((episodes + 1) * share) > np.floor(episodes * share)
         return later
 
     def draw_noise(self, correlated: Array) -> Array:
