@@ -871,6 +871,22 @@ class TestInformation:
         assert set(text.split()) == set(wide.split())  # no word is broken at 80 columns
 
 
+TALKING = """
+import ctypes, os
+import gymnasium as gym
+from rl_training.envs.goals import PointGoal1DEnv
+
+class Talking(PointGoal1DEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        print("printed by python")
+        os.write(1, b"printed by descriptor\\n")
+        ctypes.CDLL(None).printf(b"printed by library\\n")
+
+gym.register("Talking-v0", Talking, max_episode_steps=50)
+"""
+
+
 class TestProcess:
     """What only a process of its own shows: the real exit status, and that nothing else reaches stdout."""
 
@@ -879,6 +895,20 @@ class TestProcess:
         process = warm_python.run("-m", "rl_training", *command)
         assert process.returncode == 0
         assert set(json.loads(process.stdout)) == ANSWER_KEYS
+
+    @pytest.mark.parametrize("vectorization", ["sync", "async"])
+    def test_what_an_environment_prints_is_not_among_the_answers(
+        self, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch, vectorization: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("talking.py").write_text(TALKING)
+        options = ("--set", f"env_kwargs.vectorization={vectorization}", "--json")
+        command = ("train", "her/point_goal", *tiny(), "--set", "env_id=talking:Talking-v0", *options)
+        process = warm_python.run("-m", "rl_training", *command, "--output-dir", tmp_path / "runs")
+        assert process.returncode == 0, process.stderr
+        assert set(json.loads(process.stdout)) == ANSWER_KEYS
+        for kind in ("python", "descriptor", "library"):
+            assert f"printed by {kind}" in process.stderr
 
     def test_predicting_does_not_import_the_compiler(self, trained: Path) -> None:
         """torch._dynamo takes seconds to import, and only torch.compile needs it."""

@@ -9,9 +9,9 @@ import typer
 
 from rl_training.cli.help import PlainCommand
 from rl_training.cli.options import JsonOption, QuietOption, SetOption, TrustOption
+from rl_training.cli.streams import print_answer
 from rl_training.config import parse_overrides
 from rl_training.errors import ConfigError, DatasetError, shown
-from rl_training.json_output import to_json
 from rl_training.urls import is_url
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect, convert and collect datasets.")
@@ -64,7 +64,7 @@ def inspect(
         except DatasetError as error:
             raise DatasetError(f"{file}: {error}") from None
     if json_:
-        print(to_json({"file": file, "env_id": env, **report.to_json()}))
+        print_answer({"file": file, "env_id": env, **report.to_json()})
     else:
         print("\n".join(map(shown, report.lines())))
     if strict and not report.is_sane:
@@ -108,7 +108,7 @@ def convert(
             progress=progress,
         )
     if json_:
-        print(to_json({"path": str(path), "transitions": rows, "repairs": notes}))
+        print_answer({"path": str(path), "transitions": rows, "repairs": notes})
         return
     for note in notes:
         print(note)
@@ -181,7 +181,7 @@ def collect(
             "episodes": len(returns),
             "transitions": len(dataset),
         }
-        print(to_json({**answer, "mean_return": float(returns.mean())}))
+        print_answer({**answer, "mean_return": float(returns.mean())})
         return
     print(f"{len(dataset):,} transitions of {len(returns):,} episodes in {shown(path)}")
     print(f"mean return    {returns.mean():.2f} (std {returns.std():.2f})")

@@ -10,11 +10,10 @@ import typer
 
 from rl_training.cli.completion import complete_algorithm, complete_env, complete_preset_or_algorithm
 from rl_training.cli.options import JsonOption, SetOption
-from rl_training.cli.streams import print_error
+from rl_training.cli.streams import print_answer, print_error
 from rl_training.config import config_path, load_config, parse_overrides, preset_names
 from rl_training.errors import ConfigError, did_you_mean, shown
 from rl_training.experiment.preset_table import read_preset
-from rl_training.json_output import to_json
 
 if TYPE_CHECKING:
     from rl_training.experiment.preset_time import Duration
@@ -47,7 +46,7 @@ def presets(
         return
     listed = [preset for preset in names if name in (None, preset, preset.partition("/")[0])]
     if json_:
-        print(to_json({preset: _describe_preset(preset, time) for preset in listed}))
+        print_answer({preset: _describe_preset(preset, time) for preset in listed})
         return
     for preset in listed:
         _print_preset(preset, max(map(len, listed)), time)
@@ -72,7 +71,7 @@ def show_settings(
 
     if algo is None:
         if json_:
-            print(to_json({name: row.description for name, row in ALGORITHMS.items()}))
+            print_answer({name: row.description for name, row in ALGORITHMS.items()})
         else:
             for name, row in ALGORITHMS.items():
                 print(f"{name:{max(map(len, ALGORITHMS))}}  {row.description}")
@@ -81,7 +80,7 @@ def show_settings(
     groups = algorithm_settings(algorithm)
     if json_:
         answer = {"algo": algo, "description": algorithm.description, "groups": [asdict(group) for group in groups]}
-        print(to_json(answer))
+        print_answer(answer)
     else:
         note = f" The learner here is {DEFAULT_BACKEND}, the default backend." if algorithm.hindsight else ""
         _print_settings(f"{algo}: {algorithm.description}. All keys go under algo_kwargs.{note}", groups)
@@ -101,7 +100,7 @@ def check_env(
 
     found = examine(env_id, parse_overrides(set_ or []))
     if json_:
-        print(to_json({**asdict(found), "fit_for_her": found.fit_for_her}))
+        print_answer({**asdict(found), "fit_for_her": found.fit_for_her})
     else:
         for fact, value in found.facts.items():
             print(f"{fact:20} {shown(value)}")
@@ -120,7 +119,7 @@ def doctor(json_: JsonOption = False) -> None:
 
     facts, problems = diagnose(), find_problems()
     if json_:
-        print(to_json({**facts, "problems": problems}))
+        print_answer({**facts, "problems": problems})
         return
     for name, value in facts.items():
         print(f"{name:22} {shown(value)}")

@@ -17,8 +17,8 @@ from rl_training.cli.options import (
     TrainedArgument,
     TrustOption,
 )
+from rl_training.cli.streams import print_answer
 from rl_training.errors import ConfigError, shown
-from rl_training.json_output import to_json
 from rl_training.urls import require_local, to_location
 
 
@@ -60,7 +60,7 @@ def evaluate(
         progress_bar=not quiet,
     )
     if json_:
-        print(to_json(answer))
+        print_answer(answer)
         return
     metrics = answer["metrics"]
     if "eval/success_rate" in metrics:
@@ -94,8 +94,7 @@ def predict(
             action = policy.predict(parse_observation(line, policy.spec, where=where)).tolist()
             if not all(map(math.isfinite, action if isinstance(action, list) else [action])):
                 raise ConfigError(f"{where}: no finite action comes of it; expected smaller numbers")
-            print(to_json({"action": action}), flush=True)
-            if getattr(sys.stdout, "lost", None) is not None:
+            if not print_answer({"action": action}):
                 return  # nobody reads the answers any more
 
 
@@ -112,7 +111,7 @@ def export(
     require_local(output, "--output")
     contract = export_policy(fetch(path, policy), output, overwrite=overwrite)
     if json_:
-        print(to_json({"bundle": str(output), "contract": contract.model_dump(mode="json")}))
+        print_answer({"bundle": str(output), "contract": contract.model_dump(mode="json")})
         return
     for label, ports in (("input", contract.inputs), ("output", contract.outputs)):
         for port in ports:
@@ -132,7 +131,7 @@ def verify(
 
     found = verify_bundle(fetch(bundle))
     if json_:
-        print(to_json(found.to_json()))
+        print_answer(found.to_json())
     elif found.passed:
         largest = max(found.largest_differences.values())
         print(f"passed         {found.vectors} test vectors, largest difference {largest:.1e}")

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.options import JsonOption, TrainedArgument
+from rl_training.cli.streams import print_answer
 from rl_training.errors import shown
-from rl_training.json_output import to_json
 
 
 def share(
@@ -36,7 +36,7 @@ def share(
     address = None if dry_run else push_share(folder, hub, private=private)
     files = sorted(file.name for file in folder.iterdir())
     if json_:
-        print(to_json({"folder": str(folder), "files": files, "repository": hub, "address": address}))
+        print_answer({"folder": str(folder), "files": files, "repository": hub, "address": address})
         return
     print(f"folder         {shown(folder)}")
     print(f"files          {', '.join(files)}")

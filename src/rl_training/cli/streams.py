@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import shown
+from rl_training.json_output import to_json
 
 
 class LossyStream:
@@ -55,10 +57,15 @@ class LossyStream:
 
 
 class Streams:
-    """stdout and stderr of a command."""
+    """The streams of a command.
 
-    def __init__(self) -> None:
-        self.stdout, self.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
+    Attributes:
+        stdout: where its results go.
+        stderr: where its messages go.
+    """
+
+    def __init__(self, results: Any) -> None:
+        self.stdout, self.stderr = LossyStream(results), LossyStream(sys.stderr)
 
     def exit_code(self, code: int) -> int:
         """Return the exit code: results that could not be written are a failure, unless their reader has gone."""
@@ -83,12 +90,59 @@ def lossy_streams() -> Iterator[Streams]:
     if sys.stdout is None or sys.stderr is None:
         null = open(os.devnull, "w")  # noqa: SIM115 (it is open as long as the program)
         sys.stdout, sys.stderr = sys.stdout or null, sys.stderr or null
-    streams = Streams()
-    sys.stdout, sys.stderr = streams.stdout, streams.stderr
+    global _answers
+    with _apart_from_other_output(sys.stdout) if _answers_in_json() else contextlib.nullcontext(sys.stdout) as results:
+        streams = Streams(results)
+        sys.stdout, sys.stderr = streams.stdout, streams.stderr
+        if _answers_in_json():
+            _answers, sys.stdout = streams.stdout, streams.stderr
+        try:
+            yield streams
+        finally:
+            _answers = None
+            sys.stdout, sys.stderr = real
+
+
+_answers: LossyStream | None = None
+"""Where answers in JSON go, if that is not the stdout that everything else in this process sees."""
+
+
+def print_answer(answer: Any) -> bool:
+    """Print an answer as one line of JSON, and return whether anybody still reads them."""
+    stream = _answers or sys.stdout
+    print(to_json(answer), file=stream, flush=True)
+    return getattr(stream, "lost", None) is None
+
+
+def _answers_in_json() -> bool:
+    words = sys.argv[1:]
+    return ("--json" in words or words[:1] == ["predict"]) and "--help" not in words
+
+
+@contextlib.contextmanager
+def _apart_from_other_output(stdout: Any) -> Iterator[Any]:
+    """Return a stream of its own for stdout, and send to stderr what environments and libraries print there.
+
+    Libraries in C write to the descriptor of stdout, some of them only at the end of the process.
+    """
     try:
-        yield streams
-    finally:
-        sys.stdout, sys.stderr = real
+        descriptor = stdout.fileno()
+    except (OSError, ValueError):  # not a file
+        yield stdout
+        return
+    stdout.flush()
+    copy = os.dup(descriptor)
+    with open(copy, "w", encoding=stdout.encoding, errors=stdout.errors, closefd=False) as results:
+        os.dup2(2, descriptor)
+        try:
+            yield results
+        finally:
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(None).fflush(None)
+            os.dup2(copy, descriptor)
+            with contextlib.suppress(OSError):
+                results.flush()
+    os.close(copy)
 
 
 def printable(message: object) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.options import JsonOption, QuietOption
+from rl_training.cli.streams import print_answer
 from rl_training.errors import ConfigError
-from rl_training.json_output import to_json
 
 if TYPE_CHECKING:
     from rl_training.scale.sweep_file import Sweep
@@ -60,7 +60,7 @@ def sweep(
             states, interrupted = run_sweep(found, workers=workers, address=ray_address, watch=board.show)
         report = _write_report(found)
     if json_:
-        print(to_json({**_answer(found, states), "report": report and str(report)}))
+        print_answer({**_answer(found, states), "report": report and str(report)})
     else:
         _print_states(states)
         print(f"runs           {found.location}")
@@ -92,7 +92,7 @@ def _print_plan(found: Sweep, states: dict[str, TrialState], workers: int | None
     steps = sum(max(0, state.total - state.step) for state in states.values() if not state.is_done)
     seconds = steps / rate / at_a_time if rate else None
     if json_:
-        print(to_json({**_answer(found, states), "workers": at_a_time, "steps": steps, "seconds": seconds}))
+        print_answer({**_answer(found, states), "workers": at_a_time, "steps": steps, "seconds": seconds})
         return
     _print_states(states)
     waiting = sum(not state.is_done for state in states.values())

@@ -12,6 +12,7 @@ import typer
 
 from rl_training.cli.completion import complete_preset, complete_run
 from rl_training.cli.options import DeviceOption, JsonOption, QuietOption, TrustOption
+from rl_training.cli.streams import print_answer
 from rl_training.config import parse_seeds, preset_names
 from rl_training.errors import ConfigError, shown
 from rl_training.interrupts import asked_to_stop
@@ -111,7 +112,7 @@ def _print_answers(results: list[TrainResult], several: str | None, json_: bool)
     """Print the results as JSON, or a table over ``several`` seeds or runs; that of one run is printed already."""
     answers = [_answer(result) for result in results]
     if json_:
-        print(to_json({"runs": answers, **_over_seeds(answers)} if several else answers[0]))
+        print_answer({"runs": answers, **_over_seeds(answers)} if several else answers[0])
     elif several:
         ended = [answer for answer in answers if answer["status"] not in ("interrupted", "failed")]
         _print_seed_table(ended, several)
@@ -195,7 +196,7 @@ def resume(
             results = [resume_experiment(folder, progress_bar=not quiet, overrides=set_ or [])]
     answers = [_answer(result) for result in results]
     if json_:
-        print(to_json({"runs": answers, **_over_seeds(answers)} if len(answers) > 1 else answers[0]))
+        print_answer({"runs": answers, **_over_seeds(answers)} if len(answers) > 1 else answers[0])
     else:
         for result in results:
             _print_result(result)
@@ -226,7 +227,7 @@ def _verify(run: Path, json_: bool) -> None:
 
     found = verify_run(run)
     if json_:
-        print(to_json(found.to_json()))
+        print_answer(found.to_json())
     else:
         print(found.grade)
         print(f"from           {found.start}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.options import JsonOption, QuietOption
+from rl_training.cli.streams import print_answer
 from rl_training.cli.sweep import AddressOption, WorkersOption
-from rl_training.json_output import to_json
 
 if TYPE_CHECKING:
     from rl_training.scale.tune_file import Search
@@ -49,7 +49,7 @@ def tune(
         write_durably(report, search_page(search, found))
     failed = [name for name, state in {**found.states, **found.repeat_states}.items() if state.status == "failed"]
     if json_:
-        print(to_json({**_answer(search, found), "failed": failed, "best": str(best), "report": str(report)}))
+        print_answer({**_answer(search, found), "failed": failed, "best": str(best), "report": str(report)})
     else:
         _print_found(search, found)
         for name in failed:
@@ -70,7 +70,7 @@ def _print_search(search: Search, json_: bool) -> None:
         "grace": search.grace if search.settings.asha is not None else None,
     }
     if json_:
-        print(to_json({**facts, "space": search.settings.space}))
+        print_answer({**facts, "space": search.settings.space})
         return
     for name, value in facts.items():
         print(f"{name:15} {'none: every trial runs to its end' if value is None else value}")
