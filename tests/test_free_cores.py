@@ -53,7 +53,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, UpdatesOnFreeCores]:
-    monkeypatch.setattr(free_cores, "same_bits_with_two_threads", lambda learner, batch: True)
+    monkeypatch.setattr(free_cores, "same_bits_with_two_threads", lambda *_: True)
     torch.set_num_threads(1)
     learner = SAC(SPEC, {"hidden_sizes": [8]})
     machine = Machine(learner)
@@ -138,7 +138,7 @@ def test_the_trial_leaves_the_learner_as_it_was() -> None:
     learner.update(batch)
     twin = SAC(SPEC, {"hidden_sizes": [32]})
     twin.update(batch)
-    same_bits_with_two_threads(learner, batch)
+    same_bits_with_two_threads(learner, batch, learner.update)
     learner.update(batch)
     twin.update(batch)
     assert torch.equal(weights(learner), weights(twin))
@@ -156,7 +156,7 @@ def test_the_trial_notices_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         return metrics
 
     monkeypatch.setattr(learner, "update", update)
-    assert not same_bits_with_two_threads(learner, batch)
+    assert not same_bits_with_two_threads(learner, batch, learner.update)
 
 
 @pytest.mark.parametrize("members", [1, 2])

@@ -89,8 +89,10 @@ class TrainConfig(Settings):
     precision: Literal["fp32", "tf32", "bf16"] | None = Field(
         None, description="arithmetic of matrix products on CUDA; unset: tf32; the weights are float32 in any case"
     )
-    compile: bool = Field(
-        True, description="compile the kernels of updates on CUDA: the first update takes longer, the others less time"
+    compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="compile the updates: the first takes longer, the others less time; auto: on CUDA, and on a CPU in"
+        " runs of 50,000 updates or more",
     )
     num_threads: int = Field(
         1, ge=1, le=1024, description="torch threads; more than one helps only if no other process needs the cores"

@@ -75,7 +75,7 @@ class Learner(nn.Module):
     computes_in_bfloat16: bool = False
     """Whether networks compute in bfloat16 during updates; weights and optimisers stay in float32."""
     fuses_kernels: bool = False
-    """Whether the kernels of updates on CUDA are compiled, see ``fusing``."""
+    """Whether updates are compiled: on CUDA their kernels, see ``fusing``; on a CPU see ``compiled_updates``."""
 
     def __init__(
         self,

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.base import Learner
 from rl_training.data.device_sampling import DeviceSampler
 from rl_training.fusing import fused_kernels, why_not_fused
+from rl_training.runtime.compiled_updates import CompiledUpdates
 from rl_training.types import Batch, Metrics
 
 _WARM_UP = 3  # updates before recording, in which libraries initialise themselves
@@ -66,7 +68,8 @@ def accelerated_updates(learner: Updatable, source: BatchSource, batch_size: int
     """Return a function that samples a batch and learns from it, in the fastest form for the learner's device."""
     if learner.device.type == "cuda":
         return UpdateGraphs(learner, source, batch_size).update
-    return lambda: learner.update(source.sample(batch_size))
+    update = CompiledUpdates(learner).update if isinstance(learner, Learner) else learner.update
+    return lambda: update(source.sample(batch_size))
 
 
 class _Recorded(NamedTuple):

@@ -23,6 +23,7 @@ from rl_training.envs.goals import GoalRewards
 from rl_training.envs.rewards import RewardTransform
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.compile_rule import compiles_updates
 from rl_training.runtime.distributed.collection import RemoteCollector, start_remote_collection
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.practice import Practice
@@ -120,7 +121,7 @@ def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, d
         )
     learner = learner_type(spec, settings.learner, device=device, seed=config.seed)
     learner.computes_in_bfloat16 = config.precision == "bf16"
-    learner.fuses_kernels = config.compile
+    learner.fuses_kernels = compiles_updates(config, settings, device)
     return learner
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.runtime.acceleration import BatchSource
+from rl_training.runtime.compiled_updates import CompiledUpdates
 from rl_training.types import Batch, Metrics
 
 _FREE = 0.7  # idle cores from which a second thread is worth a trial
@@ -44,6 +45,7 @@ class UpdatesOnFreeCores:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.learner, self.source, self.batch_size = learner, source, batch_size
+        self._updates = CompiledUpdates(learner)
         self.threads = 1
         self._idle_seconds, self._clock = idle_seconds or idle_core_seconds, clock
         self._wait, self._same_bits = _SHORTEST_WAIT, True
@@ -54,11 +56,12 @@ class UpdatesOnFreeCores:
     def update(self) -> Metrics:
         """Sample a batch and learn from it."""
         batch = self.source.sample(self.batch_size)
+        self._updates.prepare(batch)  # compiling would count as a slow update
         if self.threads == 1 and self._clock() - self._since >= self._wait:
             self._look(batch)
         started = self._clock()
         with _threads(self.threads):
-            metrics = self.learner.update(batch)
+            metrics = self._updates.update(batch)
         self._judge(self._clock() - started)
         return metrics
 
@@ -68,7 +71,7 @@ class UpdatesOnFreeCores:
         idle = (self._idle_seconds() - self._idle) / elapsed
         recent = elapsed < 2 * self._wait  # after a pause, such as an evaluation, the idle time says little
         if recent and idle >= _FREE and self._same_bits and self._with_one is not None:
-            self._same_bits = same_bits_with_two_threads(self.learner, batch)
+            self._same_bits = same_bits_with_two_threads(self.learner, batch, self._updates.update)
             if self._same_bits:
                 self.threads, self._with_two = 2, []
         self._look_again()
@@ -106,8 +109,8 @@ def idle_core_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def same_bits_with_two_threads(learner: Learner, batch: Batch) -> bool:
-    """Return whether updates give the same bits with one thread and with two; the learner stays as it is."""
+def same_bits_with_two_threads(learner: Learner, batch: Batch, update: Callable[[Batch], Metrics]) -> bool:
+    """Return whether updates of a learner give the same bits with one thread and with two; it stays as it is."""
     before = _copied(learner.training_state())
     delay = int(getattr(learner.settings, "policy_delay", 1))
     results = []
@@ -115,7 +118,7 @@ def same_bits_with_two_threads(learner: Learner, batch: Batch) -> bool:
         learner.update_count = 1_000 * delay - 2  # the first update leaves the actor as it is, the second moves it
         with _threads(threads):
             for _ in range(2):
-                learner.update(batch)
+                update(batch)
         results.append(_copied(learner.training_state()))
         learner.load_training_state(_copied(before))
     return all(torch.equal(one, two) for one, two in zip(*map(_tensors, results), strict=True))
