@@ -54,7 +54,9 @@ def assert_close(one: Learner, other: Learner) -> None:
     assert one.update_count == other.update_count
 
 
-def compare(plain: Learner, compiled: Learner, updates: CompiledUpdates, seeds: range, **options: Any) -> None:
+def assert_same_updates(
+    plain: Learner, compiled: Learner, updates: CompiledUpdates, seeds: range, **options: Any
+) -> None:
     """Update both learners on the same batches, and compare them and their metrics."""
     for seed in seeds:
         batch = random_batch(plain.spec, "cpu", seed, **options)
@@ -72,8 +74,8 @@ def test_every_learner_can_be_recorded(recorded_only, learner_type, spec, option
     updates = CompiledUpdates(compiled)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a learner that cannot be recorded says so
-        compare(plain, compiled, updates, range(12))
-        compare(plain, compiled, updates, range(12, 14), size=24, offline_rows=0)
+        assert_same_updates(plain, compiled, updates, range(12))
+        assert_same_updates(plain, compiled, updates, range(12, 14), size=24, offline_rows=0)
 
 
 @pytest.mark.slow
@@ -83,7 +85,7 @@ def test_compiled_updates_differ_by_rounding_only():
     for learner in (plain, compiled):
         learner.observe(random_batch(GOALS, "cpu", 99).observations)
     updates = CompiledUpdates(compiled)
-    compare(plain, compiled, updates, range(8))
+    assert_same_updates(plain, compiled, updates, range(8))
     assert updates._works
 
 
@@ -116,33 +118,33 @@ def test_learning_rates_and_bounds_that_change_are_followed(recorded_only):
         for learner in (plain, compiled):
             learner.set_reward_range(bounds)
             learner.scale_learning_rates(1.0 - number / 3)
-        compare(plain, compiled, updates, range(2 * number, 2 * number + 2))
+        assert_same_updates(plain, compiled, updates, range(2 * number, 2 * number + 2))
         assert compiled.value_bounds == plain.value_bounds
     assert len(updates._programs) == 1  # bounds are inputs
     for learner in (plain, compiled):
         learner.set_reward_range(None)
-    compare(plain, compiled, updates, range(10, 12))
+    assert_same_updates(plain, compiled, updates, range(10, 12))
     assert len(updates._programs) == 2
     for learner in (plain, compiled):
         learner.set_reward_range((0.5, 1.0))
-    compare(plain, compiled, updates, range(12, 14))
+    assert_same_updates(plain, compiled, updates, range(12, 14))
     assert len(updates._programs) == 2
 
 
 def test_a_learner_that_was_restored_goes_on_the_same(recorded_only):
     plain, compiled = pair(TD3, CONTINUOUS, {})
     updates = CompiledUpdates(compiled)
-    compare(plain, compiled, updates, range(3))
+    assert_same_updates(plain, compiled, updates, range(3))
     before = {**compiled.training_state(), "module": {k: v.clone() for k, v in compiled.state_dict().items()}}
     _, again = pair(TD3, CONTINUOUS, {})
     again.load_training_state(before)
-    compare(plain, again, CompiledUpdates(again), range(3, 9))
+    assert_same_updates(plain, again, CompiledUpdates(again), range(3, 9))
 
 
 def test_batches_in_another_order_of_memory_are_compiled_for(recorded_only):
     plain, compiled = pair(SAC, CONTINUOUS, {})
     updates = CompiledUpdates(compiled)
-    compare(plain, compiled, updates, range(2))
+    assert_same_updates(plain, compiled, updates, range(2))
     batch = random_batch(CONTINUOUS, "cpu", 3)
     columns = batch._replace(observations=batch.observations.t().contiguous().t())
     updates.update(columns)
@@ -177,7 +179,7 @@ def test_without_a_compiler_updates_run_as_they_are_written_and_say_so_once(monk
     assert "train/critic_loss" in first
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        compare(plain, compiled, updates, range(1, 3))
+        assert_same_updates(plain, compiled, updates, range(1, 3))
 
 
 class Counting(SAC):
@@ -243,7 +245,7 @@ def test_a_compiler_that_a_signal_ended_is_started_again(recorded_only, monkeypa
     monkeypatch.setattr(CompiledUpdates, "_program_of", fail_once)
     plain, compiled = pair(SAC, CONTINUOUS, {})
     updates = CompiledUpdates(compiled)
-    compare(plain, compiled, updates, range(2))
+    assert_same_updates(plain, compiled, updates, range(2))
     assert updates._works
 
 
