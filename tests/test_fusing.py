@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 
 import pytest
@@ -11,7 +12,7 @@ import torch._dynamo
 
 from rl_training.algorithms.stack import LearnerStack
 from rl_training.algorithms.table import ALGORITHMS
-from rl_training.fusing import fused, fused_kernels, why_not_fused
+from rl_training.fusing import fused, fused_kernels, keep_compiled_code_private, why_not_fused
 from rl_training.types import Batch, SpaceSpec
 
 SPEC = SpaceSpec(observation_dim=3, action_dim=2, goal_dim=2, reward_range=(-1.0, 0.0))
@@ -140,3 +141,24 @@ def test_fixed_critics_get_no_gradient_but_their_input_does():
 
 def test_only_cuda_is_compiled_for():
     assert why_not_fused(torch.device("cpu")) == "the device is cpu: expected cuda"
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_compiled_code_is_kept_where_only_its_user_can_write(tmp_path, monkeypatch, given):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")  # monkeypatch restores it afterwards
+    if not given:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compiled_code_private()
+    folder = tmp_path / "cache" / "rl_training" / "compiled"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == ("elsewhere" if given else str(folder))
+    assert given or folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_writable_folder_pytorch_chooses(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compiled_code_private()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torch._C import _functorch
 from torch.utils import _pytree as pytree
 
 from rl_training.member_axis import has_member_axis, outside_members
+from rl_training.user_folders import user_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +54,20 @@ def why_not_fused(device: torch.device) -> str | None:
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         return "there is no C compiler: expected cc, gcc or clang"
     return None
+
+
+def keep_compiled_code_private() -> None:
+    """Let PyTorch keep compiled code in a folder of this user, unless ``TORCHINDUCTOR_CACHE_DIR`` names another one.
+
+    PyTorch's own default is among the temporary files, where another user of the machine could place code first.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    with contextlib.suppress(OSError, RuntimeError):  # no home, or none that can be written to
+        folder = user_folder("CACHE") / "compiled"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, MissingExtraError, did_you_mean, shown
+from rl_training.user_folders import user_folder
 
 Location = Path | str
 """A path or, as text, a URL."""
@@ -135,8 +136,7 @@ def cache_folder() -> Path:
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given).absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rl_training" / "runs"
+    return user_folder("CACHE") / "runs"
 
 
 def local_folder(url: str) -> Path:

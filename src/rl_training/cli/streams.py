@@ -14,6 +14,7 @@ from typing import Any
 
 from rl_training.errors import shown
 from rl_training.json_output import to_json
+from rl_training.user_folders import user_folder
 
 
 class LossyStream:
@@ -165,8 +166,7 @@ def print_failure(error: Exception) -> None:
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     kept = ""
     with contextlib.suppress(OSError, RuntimeError):
-        base = os.environ.get("XDG_STATE_HOME")
-        file = (Path(base) if base else Path.home() / ".local/state") / "rl_training" / "traceback.txt"
+        file = user_folder("STATE") / "traceback.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         file.write_text(text, encoding="utf-8", errors="backslashreplace")

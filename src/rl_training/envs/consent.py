@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from rl_training.errors import EnvError
+from rl_training.user_folders import user_folder
 
 MARK = ".origin"
 """A file in a run's folder that only this user can have written, for this folder and this module."""
@@ -64,7 +65,7 @@ def require_consent(env_id: str) -> None:
     raise EnvError(
         f"{_refused[module]}: env_id {env_id!r} imports the module {module!r}, and this run was not made by your own"
         f" train in this place. If you trust its code, give --trust, or add the line {module} to"
-        f" {_folder('XDG_CONFIG_HOME', '.config') / 'trusted.txt'}; in Python, import the module first"
+        f" {user_folder('CONFIG') / 'trusted.txt'}; in Python, import the module first"
     )
 
 
@@ -93,7 +94,7 @@ def _signature(folder: Path, module: str, secret: bytes) -> str:
 
 def _secret(*, create: bool = True) -> bytes:
     """Return this user's secret."""
-    file = _folder("XDG_STATE_HOME", ".local/state") / "secret"
+    file = user_folder("STATE") / "secret"
     if create and not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -108,12 +109,7 @@ def _secret(*, create: bool = True) -> bytes:
 
 def _listed() -> list[str]:
     try:
-        lines = (_folder("XDG_CONFIG_HOME", ".config") / "trusted.txt").read_text(encoding="utf-8").splitlines()
+        lines = (user_folder("CONFIG") / "trusted.txt").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, RuntimeError):
         return []
     return [line.strip() for line in lines]
-
-
-def _folder(variable: str, default: str) -> Path:
-    base = os.environ.get(variable)
-    return (Path(base) if base else Path.home() / default) / "rl_training"

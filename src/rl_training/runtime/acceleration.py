@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.device_sampling import DeviceSampler
-from rl_training.fusing import fused_kernels, why_not_fused
+from rl_training.fusing import fused_kernels, keep_compiled_code_private, why_not_fused
 from rl_training.runtime.compiled_updates import CompiledUpdates
 from rl_training.types import Batch, Metrics
 
@@ -93,6 +93,8 @@ class UpdateGraphs:
         if why_not is not None:
             warnings.warn(f"kernels are not compiled and updates stay slower: {why_not}", stacklevel=3)
         self._fuses = learner.fuses_kernels and why_not is None
+        if self._fuses:
+            keep_compiled_code_private()
 
     def update(self) -> Metrics:
         """Sample a batch and learn from it. Later updates of the same form overwrite the returned metrics."""

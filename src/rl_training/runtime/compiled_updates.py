@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from rl_training.algorithms.base import CriticLearner, Learner
+from rl_training.fusing import keep_compiled_code_private
 from rl_training.models.cpu_products import fast_products
 from rl_training.types import Batch, Metrics
 
@@ -92,6 +93,7 @@ class CompiledUpdates:
         return None
 
     def _program_of(self, batch: Batch) -> UpdateProgram:
+        keep_compiled_code_private()
         from rl_training.runtime.update_program import UpdateProgram  # imports parts of PyTorch that take seconds
 
         bounded = isinstance(self.learner, CriticLearner) and self.learner.value_bounds is not None
