@@ -124,6 +124,12 @@ def test_progress_prints_a_line_per_evaluation_where_there_is_no_terminal(tiny_c
     assert lines[1].startswith("her seed 0: step 150 of 300, updates 50: evaluation: success 0.")
 
 
+def test_progress_says_why_the_first_update_takes_long(tiny_config, capsys, monkeypatch):
+    monkeypatch.setattr("rl_training.runtime.compiled_updates.CompiledUpdates._compile", lambda *_: None)
+    train_her(tiny_config("her", compile=True), callbacks=[ProgressCallback()])
+    assert capsys.readouterr().err.splitlines()[1].startswith("compiling ")
+
+
 def test_progress_prints_a_line_at_least_every_so_many_seconds(tiny_config, capsys, monkeypatch):
     monkeypatch.setattr("rl_training.runtime.progress._LINE_EVERY", 0.0)
     train_her(tiny_config("her"), callbacks=[ProgressCallback()])

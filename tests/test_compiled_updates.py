@@ -283,10 +283,12 @@ def test_compiling_does_not_count_as_a_slow_update(recorded_only, monkeypatch):
 # Which runs are compiled
 
 
-def rule(monkeypatch: pytest.MonkeyPatch, device: str = "cpu", compiler: bool = True, **changes: Any) -> bool:
+def rule(
+    monkeypatch: pytest.MonkeyPatch, device: str = "cpu", compiler: bool = True, runs: int = 1, **changes: Any
+) -> bool:
     monkeypatch.setattr(compile_rule, "why_not_compiled", lambda: None if compiler else "there is none")
     config = parse_config({"algo": "sac", "env_id": "Pendulum-v1", "total_timesteps": 51_000, **changes})
-    return compiles_updates(config, parse_run(config), torch.device(device))
+    return compiles_updates(config, parse_run(config), torch.device(device), runs=runs)
 
 
 def test_long_runs_on_a_cpu_are_compiled_by_default(monkeypatch):
@@ -312,6 +314,13 @@ def test_a_share_of_offline_rows_that_changes_is_not_compiled_for(monkeypatch):
     with pytest.warns(UserWarning, match="no effect on a CPU while offline_batch_ratio changes"):
         assert not rule(monkeypatch, **options, compile=True)
     assert rule(monkeypatch, algo_kwargs={"offline_batch_ratio": 0.25})
+
+
+def test_stacks_on_a_cpu_are_not_compiled(monkeypatch):
+    assert not rule(monkeypatch, runs=2)
+    with pytest.warns(UserWarning, match="no effect on a CPU in a stack of runs"):
+        assert not rule(monkeypatch, runs=2, compile=True)
+    assert rule(monkeypatch, "cuda", runs=2)
 
 
 def test_updates_on_offline_data_count():

@@ -75,6 +75,7 @@ def build_run(
     transform = _reward_transform(settings, dataset)
     spec, goals = _task(config, settings, dataset, transform)
     learner = build_learner(config, settings, spec, device)
+    learner.fuses_kernels = compiles_updates(config, settings, device, runs=runs)
     offline_data, summary = None, None
     if dataset is not None:
         if settings.dataset.dataset_rows == "interventions":
@@ -121,7 +122,6 @@ def build_learner(config: TrainConfig, settings: RunSettings, spec: SpaceSpec, d
         )
     learner = learner_type(spec, settings.learner, device=device, seed=config.seed)
     learner.computes_in_bfloat16 = config.precision == "bf16"
-    learner.fuses_kernels = compiles_updates(config, settings, device)
     return learner
 
 

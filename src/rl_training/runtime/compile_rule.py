@@ -16,18 +16,19 @@ _WORTHWHILE = 50_000
 """Updates from which a run on a CPU is compiled by default. Compiling takes up to 20 s; an update saves 0.7 ms."""
 
 
-def compiles_updates(config: TrainConfig, settings: RunSettings, device: torch.device) -> bool:
-    """Return whether a run on a device compiles its updates."""
+def compiles_updates(config: TrainConfig, settings: RunSettings, device: torch.device, *, runs: int = 1) -> bool:
+    """Return whether a run on a device compiles its updates; ``runs`` is the number of runs trained together."""
     if device.type == "cuda" or config.compile is False:
         return bool(config.compile)
-    share = settings.prior.offline_share
-    if share.kind != "constant" or share.warmup:
+    share, why_not = settings.prior.offline_share, None
+    if runs > 1:
+        why_not = "in a stack of runs"
+    elif share.kind != "constant" or share.warmup:
         # Each number of offline rows would be compiled for, which takes longer than it saves.
+        why_not = "while offline_batch_ratio changes"
+    if why_not is not None:
         if config.compile is True:
-            warnings.warn(
-                "compile: true has no effect on a CPU while offline_batch_ratio changes: updates are not compiled",
-                stacklevel=2,
-            )
+            warnings.warn(f"compile: true has no effect on a CPU {why_not}: updates are not compiled", stacklevel=2)
         return False
     if config.compile is True:
         return True

@@ -170,6 +170,8 @@ class ProgressCallback(Callback):
         self._progress.print(f"run folder     {trainer.run_dir}")
         if (url := url_of(trainer.run_dir)) is not None:
             self._progress.print(f"mirrored to    {url}")
+        if trainer.learner.fuses_kernels:
+            self._progress.print("compiling      the first update takes some seconds longer than the others")
         self._start(trainer)
 
     def on_step(self, trainer: Trainer) -> None:
