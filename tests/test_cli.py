@@ -308,7 +308,8 @@ class TestInterruption:
     @pytest.mark.parametrize("vectorization", ["sync", "async"])
     def test_ctrl_c_in_a_terminal(self, tmp_path: Path, command_group, vectorization: str) -> None:
         """A terminal sends SIGINT to every process of the group, those of asynchronous environments included."""
-        sets = tiny("total_timesteps=1000000", "num_envs=2", f"env_kwargs.vectorization={vectorization}")
+        vectorized = f"env_kwargs.vectorization={vectorization}"
+        sets = tiny("total_timesteps=1000000", "num_envs=2", "compile=false", vectorized)
         process = command_group("train", "her/point_goal", *sets, "--output-dir", tmp_path, "--json")
         assert process.stderr.readline().startswith("run folder ")
         assert "step 60 of 1,000,000" in process.stderr.readline()

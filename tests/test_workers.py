@@ -243,7 +243,7 @@ def test_workers_that_nobody_closed_do_not_hold_up_the_end(tmp_path: Path) -> No
 def test_sigterm_to_the_whole_group_is_an_orderly_stop(tmp_path: Path, tiny_config, command_group) -> None:
     """A scheduler signals every process of a job, the workers included."""
     file = tmp_path / "run.yaml"
-    changes = {**CHANGES, "total_timesteps": 1_000_000, "eval_episodes": 1}
+    changes = {**CHANGES, "total_timesteps": 1_000_000, "eval_episodes": 1, "compile": False}
     file.write_text(tiny_config("her", **changes).to_yaml())
     process = command_group("train", file, "--json")
     assert process.stderr.readline().startswith("run folder")
