@@ -30,7 +30,7 @@ GOAL_PRESETS = {
     "FetchSlide-v4": "her/fetch_slide",
     "PointMaze_Medium-v3": "her/point_maze",
 }
-UNMEASURED = {f"her/{task}" for task in ("hand_reach", "panda_pick_and_place", "panda_push")}
+UNMEASURED = {f"her/{task}" for task in ("hand_reach", "panda_pick_and_place")}
 
 
 class TestPresets:
