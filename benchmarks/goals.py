@@ -1,10 +1,12 @@
 """The goal tasks people bring, from scratch: train the presets over seeds, and make the table and the picture.
 
     python benchmarks/learning.py --suite goals --seeds 700-704 --runs goal_runs --device cuda
-    python benchmarks/goals.py goal_runs --output benchmarks/results/goals.json --picture docs/assets/goal_tasks.png
+    python benchmarks/goals.py goal_runs --output benchmarks/results/goals.json --picture docs/assets/goal_tasks.png \
+        --beside benchmarks/results/goals_sb3.json
 
 The first command trains; if it is interrupted, the same command goes on. The second makes the table of whatever is in
-the folder. The score of a run is that of its last evaluation, never of its best.
+the folder, beside runs of Stable-Baselines3 (``goals_sb3.py``). The score of a run is that of its last evaluation,
+never of its best.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-TASKS = ("fetch_reach", "fetch_push", "fetch_pick_and_place", "fetch_slide", "point_maze", "hand_reach")
+TASKS = (
+    "fetch_reach",
+    "fetch_push",
+    "fetch_pick_and_place",
+    "fetch_slide",
+    "point_maze",
+    "hand_reach",
+    "panda_push",
+    "panda_pick_and_place",
+)
 CPU_TASKS = ("fetch_reach", "fetch_push_cpu", "point_maze_cpu")
 SOLVED = 0.9
 
@@ -78,13 +89,30 @@ def steps_to(curve: list[tuple[int, float]], success: float = SOLVED) -> int | N
     return later[0] if later else None
 
 
-def table(runs: list[dict[str, Any]]) -> list[str]:
-    """Return a Markdown table with a line for each task."""
+def read_curves(path: Path) -> list[dict[str, Any]]:
+    """Return the runs of a JSON file: one run, or a list of them."""
+    runs = json.loads(path.read_text())
+    return runs if isinstance(runs, list) else [runs]
+
+
+def beside(task: str, steps: int, peers: list[dict[str, Any]]) -> str:
+    """Return the success of the peer's runs of a task after as many steps, or after all steps they have."""
+    cells = []
+    for run in peers:
+        if run["task"] == task:
+            step, rate = max((point for point in run["curve"] if point[0] <= steps), default=(0, 0.0))
+            cells.append(f"{rate:.2f}" if step == steps else f"{rate:.2f} at {step:,}")
+    return " / ".join(cells)
+
+
+def table(runs: list[dict[str, Any]], peers: list[dict[str, Any]] | None = None) -> list[str]:
+    """Return a Markdown table with a line for each task, beside the runs of Stable-Baselines3 if there are any."""
     from rl_training.experiment.report.statistics import bootstrap_interval, interquartile_mean
 
+    more = " Stable-Baselines3 |" if peers else ""
     lines = [
-        "| task | steps | success of each seed | interquartile mean (95%) | worst | steps to 0.90 | time |",
-        "|---|---|---|---|---|---|---|",
+        f"| task | steps | success of each seed | interquartile mean (95%) | worst | steps to 0.90 | time |{more}",
+        "|---|---|---|---|---|---|---|" + ("---|" if peers else ""),
     ]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
@@ -100,12 +128,13 @@ def table(runs: list[dict[str, Any]]) -> list[str]:
             f"| {task} | {steps:,} | {' / '.join(f'{score:.2f}' for score in scores)} |"
             f" {float(interquartile_mean(scores)):.2f} ({low[0]:.2f} to {high[0]:.2f}) | {scores.min():.2f} |"
             f" {latest} | {minutes:.0f} min, {members[0]['device']} |"
+            + (f" {beside(task, steps, peers)} |" if peers else "")
         )
     return lines
 
 
-def draw(runs: list[dict[str, Any]], output: Path) -> None:
-    """Draw the curves of every task: each seed thin, the interquartile mean thick."""
+def draw(runs: list[dict[str, Any]], output: Path, peers: list[dict[str, Any]] | None = None) -> None:
+    """Draw the curves of every task: each seed thin, the interquartile mean thick, Stable-Baselines3 dashed."""
     import matplotlib.pyplot as plt
 
     from rl_training.experiment.report.statistics import interquartile_mean
@@ -119,6 +148,10 @@ def draw(runs: list[dict[str, Any]], output: Path) -> None:
         thousands = [0, *(step / 1000 for step in steps)]
         axis.plot(thousands, np.vstack([np.zeros(len(curves)), values]), color="#2b7bba", alpha=0.35, linewidth=1)
         axis.plot(thousands, [0.0, *interquartile_mean(values)], color="#0b4a7f", linewidth=2.2)
+        for run in peers or []:
+            if run["task"] == task:
+                points = [(0, 0.0), *(point for point in run["curve"] if point[0] <= steps[-1])]
+                axis.plot([step / 1000 for step, _ in points], [rate for _, rate in points], "--", color="#c0504d")
         axis.axhline(SOLVED, color="#999999", linewidth=0.8, linestyle=":")
         axis.set(title=f"{task}, {len(curves)} seeds", xlabel="thousand environment steps", ylim=(-0.02, 1.02))
         axis.spines[["top", "right"]].set_visible(False)
@@ -133,17 +166,19 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="the folder of the runs, or a JSON file that was made from one")
     parser.add_argument("--output", type=Path, help="write the curves here as JSON")
     parser.add_argument("--picture", type=Path, help="draw the curves here")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="JSON files of Stable-Baselines3's runs")
     arguments = parser.parse_args()
+    peers = [run for path in arguments.beside for run in read_curves(path)]
     if arguments.runs.is_file():
-        runs = json.loads(arguments.runs.read_text())
+        runs = read_curves(arguments.runs)
     else:
         runs = [read_run(path.parent) for path in sorted(arguments.runs.rglob("metrics.csv"))]
         runs = [run for run in runs if run["curve"]]
-    print("\n".join(table(runs)))
+    print("\n".join(table(runs, peers)))
     if arguments.output:
         arguments.output.write_text(json.dumps(runs, indent=1) + "\n")
     if arguments.picture:
-        draw(runs, arguments.picture)
+        draw(runs, arguments.picture, peers)
 
 
 if __name__ == "__main__":
