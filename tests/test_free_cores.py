@@ -87,12 +87,34 @@ def test_one_thread_stays_while_no_core_is_idle(machine: tuple[Machine, UpdatesO
     assert set(here.used) == {1}
 
 
-def test_one_slow_update_ends_the_use_of_two_threads(machine: tuple[Machine, UpdatesOnFreeCores]) -> None:
+def test_an_update_that_waits_long_ends_the_use_of_two_threads(machine: tuple[Machine, UpdatesOnFreeCores]) -> None:
     here, updates = machine
     run(updates, 5)
     here.seconds[2], here.free = 60.0, 0.0  # another process takes the core
     run(updates, 50)
     assert here.used[5:] == [2] + [1] * 49
+
+
+def test_updates_at_twice_their_time_end_the_use_of_two_threads_after_a_few(
+    machine: tuple[Machine, UpdatesOnFreeCores],
+) -> None:
+    here, updates = machine
+    run(updates, 3)
+    here.seconds[2], here.free = 2.0, 0.0
+    run(updates, 50)
+    assert 5 <= here.used[3:].count(2) < 10
+
+
+def test_one_update_that_was_interrupted_does_not_end_the_use_of_two_threads(
+    machine: tuple[Machine, UpdatesOnFreeCores],
+) -> None:
+    here, updates = machine
+    run(updates, 5)
+    here.seconds[2] = 4.0
+    run(updates, 1)
+    here.seconds[2] = 0.6
+    run(updates, 100)
+    assert set(here.used[2:]) == {2}
 
 
 def test_two_threads_that_are_not_faster_are_given_up_and_tried_less_and_less(

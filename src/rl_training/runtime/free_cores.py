@@ -2,8 +2,8 @@
 
 Two threads shorten an update, but they wait for each other by spinning: if another process takes one of the cores, an
 update takes up to a hundred times as long. So a run starts with one thread, uses two while a core is idle, and goes
-back to one as soon as an update is slow. The results do not depend on it: two threads are used only after a trial on
-the run's own learner gave the same bits as one thread.
+back to one as soon as two have lost the time of a few updates. The results do not depend on it: two threads are used
+only after a trial on the run's own learner gave the same bits as one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl_training.types import Batch, Metrics
 _FREE = 0.7  # idle cores from which a second thread is worth a trial
 _SHORTEST_WAIT, _LONGEST_WAIT = 2.0, 64.0  # seconds between two looks at the cores; the wait grows after a failure
 _WINDOW = 20  # updates after which two threads must have been faster than one
-_STUCK = 2.0  # an update this many times slower than with one thread ends the use of two at once
+_LARGEST_LOSS = 5.0  # two threads end at once when they have lost the time of this many updates; no single one does
 
 
 class UpdatesOnFreeCores:
@@ -87,9 +87,9 @@ class UpdatesOnFreeCores:
             self._with_one += 0.05 * (min(duration, 2 * self._with_one) - self._with_one)
         else:
             self._with_two.append(duration)
-            mean = sum(self._with_two) / len(self._with_two)
+            lost = sum(self._with_two) - len(self._with_two) * self._with_one
             full = len(self._with_two) == _WINDOW
-            if duration > _STUCK * self._with_one or (full and mean > self._with_one):
+            if lost > (0 if full else _LARGEST_LOSS * self._with_one):
                 self.threads, self._wait = 1, min(2 * self._wait, _LONGEST_WAIT)
                 self._look_again()
             elif full:
