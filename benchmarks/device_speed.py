@@ -53,6 +53,9 @@ class Distance:
     def check_play(self, *_: Any) -> None:
         """Accept everything."""
 
+    def learn_ends(self, *_: Any) -> None:
+        """Accept everything."""
+
 
 def hindsight(device: str, rows: int, seed: int, settings: HindsightSettings) -> HERReplayBuffer:
     """Return a buffer with episodes of 50 steps, in half of which the goal moves."""

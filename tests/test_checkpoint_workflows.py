@@ -99,6 +99,16 @@ CASES = [
         },
         id="her-sac-next-goals",
     ),
+    pytest.param(
+        "her",
+        {
+            "num_envs": 2,
+            "env_id": "ending_env:tests/Ending-v0",
+            "env_kwargs": {"max_steps": 30, "distance_threshold": 0.3},
+            "algo_kwargs": {"backend": "sac", "practice_goals": True},
+        },
+        id="her-sac-learned-ends",
+    ),
     pytest.param("ddpg", {"algo_kwargs": {"buffer_capacity": 120}}, id="ddpg-overwriting"),
     pytest.param("td3", {"algo_kwargs": {"lr_schedule": "cosine"}}, id="td3"),
     pytest.param(

@@ -12,6 +12,7 @@ from rl_training.data.device_sampling import RingSampler
 from rl_training.data.mixture import Mixture
 from rl_training.envs.distance_rule import DeviceRewards, DistanceRule
 from rl_training.envs.rewards import RewardTransform, RewardTransformConfig
+from rl_training.runtime.stack_data import _SamplerStack
 from rl_training.types import Batch
 from test_her_replay_buffer import SPEC, PositionOnly, play
 
@@ -261,3 +262,29 @@ def test_where_most_new_goals_are_met_already_they_are_drawn_again_as_on_the_hos
     assert 0.25 <= share < 0.4
     assert share == pytest.approx(trivial(host_draw(buffer, 20_000)), abs=0.02)
     assert sampler.take_shares()[1] / 20_000 == pytest.approx(share)
+
+
+class LearnedEnds(Near):
+    """A goal that is met ends the episode, which only play can show."""
+
+    ends_when_met: bool | None = None
+
+    def on_device(self) -> DeviceRewards:
+        ends = DistanceRule(0.5, near=1.0, far=0.0).of_tensors
+        return DeviceRewards(RULE.of_tensors, ends, self.transform, ends_are_learned=True)
+
+
+def test_each_run_of_a_stack_learns_by_itself_what_ends_its_episodes() -> None:
+    parts = [buffer_and_sampler(goals=LearnedEnds(), her_ratio=1.0) for _ in range(2)]
+    for buffer, _ in parts:
+        play(buffer, [5] * 10)
+    stack = _SamplerStack([sampler for _, sampler in parts], lead=0)
+    for learned in ([False, False], [True, False], [True, True]):
+        for (buffer, sampler), known in zip(parts, learned, strict=True):
+            buffer.goals.ends_when_met = known or None
+            sampler.follow_ends(buffer.goals)
+            sampler.prepare(32)
+        batch = stack(32)
+        met = batch.rewards == 0.0
+        assert met.any(dim=1).all()
+        assert torch.equal(batch.terminated.bool(), met & torch.tensor(learned)[:, None])

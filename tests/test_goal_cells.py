@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ending_env import EndingEnv
 from rl_training.data.goal_cells import LARGEST_WEIGHT, PLAIN_WEIGHT, GoalCells
 from rl_training.envs import GoalRewards
 from rl_training.envs.builtin import PointReachGoalEnv
@@ -118,6 +119,9 @@ def test_practice_can_be_undone_and_restored(practice: Practice) -> None:
     assert practice.active.all()
 
 
+NONE = np.zeros(3, bool)
+
+
 @pytest.fixture
 def holding() -> Practice:
     """Three environments; a goal that is held for two steps is replaced."""
@@ -131,13 +135,13 @@ def test_a_goal_that_is_held_gives_way_to_that_of_an_earlier_episode(holding: Pr
     desired, going_on = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9)), np.ones(3, bool)
     there = observations(desired, path((0.11, 0.1), (0.0, 0.0), (0.9, 0.9)))
     away = observations(desired, path((0.3, 0.1), (0.0, 0.0), (0.9, 0.9)))
-    assert not holding.replace_held(there, going_on).any()
+    assert not holding.replace_held(there, NONE, going_on).any()
     # The first leaves its goal and has to hold it again; the third has held it for two steps.
-    assert holding.replace_held(away, going_on).tolist() == [False, False, True]
+    assert holding.replace_held(away, NONE, going_on).tolist() == [False, False, True]
     np.testing.assert_allclose(holding.show(away)["desired_goal"], path((0.1, 0.1), (0.5, 0.5), (0.1, 0.1)))
     assert holding.reached.tolist() == [False, False, True]
-    assert not holding.replace_held(there, going_on).any()
-    assert holding.replace_held(there, going_on).tolist() == [True, False, False]
+    assert not holding.replace_held(there, NONE, going_on).any()
+    assert holding.replace_held(there, NONE, going_on).tolist() == [True, False, False]
     np.testing.assert_allclose(holding.pursued[0], [0.5, 0.5])  # the next one in turn
     holding.begin(np.array([False, False, True]), desired)
     assert holding.reached.tolist() == [True, False, False]
@@ -147,7 +151,7 @@ def test_a_goal_that_is_held_gives_way_to_that_of_an_earlier_episode(holding: Pr
 def test_a_goal_that_is_met_already_is_not_the_next_one(holding: Practice) -> None:
     desired = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9))
     for _ in range(2):  # the first goal in turn is its own
-        replaced = holding.replace_held(observations(desired, path((0.1, 0.1), (0, 0), (0, 0))), np.ones(3, bool))
+        replaced = holding.replace_held(observations(desired, path((0.1, 0.1), (0, 0), (0, 0))), NONE, np.ones(3, bool))
     assert replaced.tolist() == [True, False, False]
     np.testing.assert_allclose(holding.pursued[0], [0.5, 0.5])
 
@@ -155,7 +159,7 @@ def test_a_goal_that_is_met_already_is_not_the_next_one(holding: Practice) -> No
 def test_an_episode_that_ends_keeps_its_goal(holding: Practice) -> None:
     desired = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9))
     for _ in range(3):
-        assert not holding.replace_held(observations(desired, desired), np.zeros(3, bool)).any()
+        assert not holding.replace_held(observations(desired, desired), NONE, np.zeros(3, bool)).any()
     assert not holding.reached.any()
 
 
@@ -163,10 +167,10 @@ def test_holding_can_be_undone_and_restored(holding: Practice) -> None:
     desired = path((0.1, 0.1), (0.5, 0.5), (0.9, 0.9))
     undo, before = holding.undo_point(), holding.state_dict()
     for _ in range(2):
-        holding.replace_held(observations(desired, desired), np.ones(3, bool))
+        holding.replace_held(observations(desired, desired), NONE, np.ones(3, bool))
     desired = path((0.2, 0.2), (0.3, 0.3), (0.4, 0.4))
     holding.begin(np.array([True, True, False]), desired)
-    holding.replace_held(observations(desired, desired), np.ones(3, bool))
+    holding.replace_held(observations(desired, desired), NONE, np.ones(3, bool))
     changed = holding.state_dict()
     assert changed["held"].tolist() == [1, 1, 0]
     assert changed["reached"].tolist() == [False, False, True]
@@ -177,6 +181,58 @@ def test_holding_can_be_undone_and_restored(holding: Practice) -> None:
     for key, value in holding.state_dict().items():
         np.testing.assert_array_equal(value, changed[key])
     assert len(changed["earlier"]) == 5
+
+
+# Environments that end an episode when its goal is met, and do not say so
+
+
+@pytest.fixture
+def ending() -> Practice:
+    """Three environments whose episodes are known to end when their goal is met; two of them practise."""
+    cells = GoalCells(2, 0.05)
+    cells.add(path((0.0, 0.0), (0.1, 0.1), (0.2, 0.2)), path((0.9, 0.9))[0])
+    practice = Practice(cells, GoalRewards(EndingEnv()), num_envs=3)
+    practice._goals.ends_when_met = True
+    practice.begin(np.ones(3, bool), path((0.9, 0.9), (0.1, 0.1), (0.15, 0.9)))
+    assert practice.active.tolist() == [True, False, True]
+    return practice
+
+
+def test_a_practised_goal_that_is_met_ends_its_episode(ending: Practice) -> None:
+    desired = path((0.9, 0.9), (0.1, 0.1), (0.15, 0.9))
+    after = observations(desired, path((0.2, 0.21), (0.1, 0.1), (0.0, 0.0)))
+    rewards, ended = ending.judge(after, np.array([-1.0, 0.0, -1.0]), np.array([False, True, False]))
+    assert (rewards.tolist(), ended.tolist()) == ([0.0, 0.0, -1.0], [True, True, False])
+    replaced = ending.replace_held(after, ended, ~np.array([False, True, False]))
+    assert replaced.tolist() == [True, False, False]
+    # The goals in turn: (0.9, 0.9) is practised as (0.2, 0.2), which is met; (0.1, 0.1) is not.
+    np.testing.assert_allclose(ending.pursued[0], [0.1, 0.1])
+    assert not ending.reached.any()  # it was not the environment's own goal
+
+
+def test_without_another_goal_the_own_one_follows(ending: Practice) -> None:
+    ending._earlier = []
+    after = observations(path((0.9, 0.9), (0.1, 0.1), (0.15, 0.9)), path((0.2, 0.2), (0, 0), (0, 0)))
+    replaced = ending.replace_held(after, np.array([True, False, False]), np.ones(3, bool))
+    assert replaced.tolist() == [True, False, False]
+    assert ending.active.tolist() == [False, False, True]
+
+
+def test_the_next_goal_is_practised_if_it_was_never_achieved(ending: Practice) -> None:
+    ending._earlier = [path((0.7, 0.7))[0]]
+    assert ending._another(path((0.0, 0.0))[0]) == pytest.approx([0.2, 0.2])
+
+
+def test_practice_learns_from_the_goals_that_environments_gave(ending: Practice) -> None:
+    ending._goals.ends_when_met = None
+    desired = path((0.9, 0.9), (0.1, 0.1), (0.15, 0.9))
+    practised = observations(desired, path((0.2, 0.2), (0.5, 0.5), (0.5, 0.5)))  # the first meets what it pursues
+    ending.judge(practised, np.full(3, -1.0), np.zeros(3, bool))
+    assert ending._goals.ends_when_met is None
+    own = observations(desired, path((0.9, 0.9), (0.5, 0.5), (0.5, 0.5)))
+    _, ended = ending.judge(own, np.array([0.0, -1.0, -1.0]), np.array([True, False, False]))
+    assert ending._goals.ends_when_met
+    assert not ended.any()  # to the policy, which pursued another goal, it is a time-out
 
 
 def test_a_state_without_held_goals_is_restored(practice: Practice) -> None:

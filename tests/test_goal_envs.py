@@ -16,6 +16,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ending_env import EndingEnv
 from rl_training.data import HERReplayBuffer, HindsightSettings
 from rl_training.envs import (
     BitFlippingEnv,
@@ -499,6 +500,59 @@ class TestGoalFunctions:
     def test_without_termination_it_says_so(self) -> None:
         with pytest.raises(EnvError, match="compute_terminated"):
             GoalFunctions(ToyGoalEnv()).terminated(np.zeros((1, 2)), np.zeros((1, 2)))
+
+    MET, MISSED = np.zeros((1, 2), np.float32), np.full((1, 2), 0.9, np.float32)
+
+    def test_one_episode_that_ends_where_its_goal_is_met_tells_what_ends_the_others(self) -> None:
+        goals = GoalFunctions(EndingEnv())
+        assert goals.ends_when_met is None
+        goals.learn_ends(self.MET, self.MISSED, np.array([True]))  # something else ended it
+        assert goals.ends_when_met is None
+        assert not goals.recomputes_termination
+        goals.learn_ends(np.concatenate([self.MISSED, self.MET]), np.zeros((2, 2)), np.array([False, True]))
+        assert goals.ends_when_met
+        assert goals.recomputes_termination
+        ends = goals.terminated(np.array([[0.0, 0.0], [0.0, 0.04], [0.0, 0.06]]), np.zeros((3, 2)))
+        assert (ends.tolist(), ends.dtype) == ([1.0, 1.0, 0.0], np.float32)
+        restored = GoalFunctions(EndingEnv())
+        restored.load_state_dict(goals.state_dict())
+        assert restored.ends_when_met
+
+    def test_one_episode_that_goes_on_refutes_it_for_good(self) -> None:
+        goals = GoalFunctions(EndingEnv())
+        for ended in (True, False, True):
+            goals.learn_ends(self.MET, self.MET, np.array([ended]))
+        assert goals.ends_when_met is False
+        assert not goals.recomputes_termination
+        with pytest.raises(EnvError, match="compute_terminated"):
+            goals.terminated(self.MET, self.MET)
+
+    def test_the_environment_s_own_word_counts_more(self) -> None:
+        goals = GoalFunctions(PointReachGoalEnv())
+        goals.learn_ends(self.MET, self.MET, np.array([True]))
+        assert goals.ends_when_met is None
+        assert goals.terminated(self.MET, self.MET).tolist() == [0.0]
+
+    def test_a_reward_with_more_than_two_values_does_not_say_what_is_met(self) -> None:
+        class Dense(EndingEnv):
+            def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+                return -np.linalg.norm(achieved - desired, axis=-1)
+
+        goals = GoalFunctions(Dense())
+        goals.learn_ends(self.MET, self.MET, np.array([True]))
+        assert goals.ends_when_met is None
+
+    def test_learned_ends_are_the_same_on_a_device(self) -> None:
+        goals = GoalFunctions(EndingEnv())
+        rewards = goals.on_device()
+        assert rewards is not None
+        assert rewards.ends_are_learned
+        achieved = np.random.default_rng(0).uniform(-0.1, 0.1, (50, 2)).astype(np.float32)
+        goals.ends_when_met = True
+        found = rewards.terminated(torch.from_numpy(achieved), torch.zeros(50, 2))
+        assert found is not None
+        assert 0 < found.sum() < 50
+        np.testing.assert_array_equal(found.numpy(), goals.terminated(achieved, np.zeros((50, 2), np.float32)))
 
     def test_a_batch_of_another_size_works_too(self) -> None:
         functions = GoalFunctions(BareFalseEnv())

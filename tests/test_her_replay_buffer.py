@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ending_env import EndingEnv
 from rl_training.config import parse_settings
 from rl_training.data import HERReplayBuffer, HindsightSettings
 from rl_training.data.episode_table import Episode, EpisodeTable
+from rl_training.envs import GoalRewards, space_spec
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, SpaceSpec
 
@@ -36,6 +38,9 @@ class ExactMatch:
 
     def check_play(self, rewards: np.ndarray, achieved: np.ndarray, desired: np.ndarray) -> None:
         assert rewards.shape == achieved.shape[:1] == desired.shape[:1]
+
+    def learn_ends(self, achieved: np.ndarray, desired: np.ndarray, terminated: np.ndarray) -> None:
+        assert terminated.shape == achieved.shape[:1] == desired.shape[:1]
 
     def state_dict(self) -> dict[str, int]:
         return {}
@@ -159,6 +164,42 @@ def test_relabelling_is_one_call_per_batch():
     play(buffer, [10] * 5)
     buffer.sample(256)
     assert goals.calls == 1
+
+
+@pytest.mark.parametrize("practises", [False, True])
+def test_terminations_follow_new_goals_once_an_episode_has_ended_at_its_goal(practises):
+    env = EndingEnv()
+    goals = GoalRewards(env)
+    buffer = HERReplayBuffer(
+        space_spec(env, goals), 1_000, goals, settings=HindsightSettings(her_ratio=1.0, practice_goals=practises)
+    )
+    sampler = buffer.copy_to_device(torch.Generator().manual_seed(0))
+    buffer._sampler = sampler
+
+    def play(target):
+        """Store a straight way of 4 steps to ``target``, whose goal is (0.5, 0)."""
+        places = np.linspace([0.0, 0.0], target, 5).astype(np.float32)
+        still = np.zeros((5, 2), np.float32)
+        observations = {"observation": np.concatenate([places, still], axis=1), "achieved_goal": places}
+        met = bool(np.linalg.norm(places[-1] - [0.5, 0.0]) <= 0.05)
+        rewards = np.array([-1.0, -1.0, -1.0, 0.0 if met else -1.0])
+        goal = np.tile(np.array([0.5, 0.0], np.float32), (5, 1))
+        buffer.add_episode({**observations, "desired_goal": goal}, np.zeros((4, 2)), rewards, terminated=met)
+
+    def draws():
+        sampler.prepare(64)
+        return buffer._host.sample(64, torch.device("cpu")), sampler(64)
+
+    play([0.0, 0.5])
+    assert not any(batch.terminated.any() for batch in draws())  # not known yet
+    play([0.5, 0.0])
+    if practises:  # Practice sees the goals that the environment gave
+        assert goals.ends_when_met is None
+        goals.learn_ends(*np.full((2, 1, 2), 0.5, np.float32), np.array([True]))
+        buffer._sampler.follow_ends(goals)
+    for batch in draws():
+        assert (batch.rewards == 0).any()
+        assert torch.equal(batch.terminated, (batch.rewards == 0).float())
 
 
 def test_without_compute_terminated_the_recorded_termination_stays():

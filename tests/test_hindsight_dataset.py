@@ -66,6 +66,18 @@ def reward(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
     return np.where(np.abs(achieved - desired)[:, 0] <= 0.2, 0.0, -1.0)
 
 
+def test_logged_episodes_show_that_a_met_goal_ends_them():
+    wide = {"max_steps": LENGTH, "threshold": 0.4}
+    env = make_env("ending_env:tests/Ending-v0", wide)
+    goals = GoalFunctions(env)
+    dataset, _ = collect_dataset("ending_env:tests/Ending-v0", "random", episodes=20, env_kwargs=wide)
+    data = HindsightDataset(dataset, space_spec(env, goals), goals, settings=HindsightSettings(her_ratio=1.0))
+    assert goals.ends_when_met
+    batch = data.sample(100)
+    assert (batch.rewards == 0).any()
+    assert torch.equal(batch.terminated, (batch.rewards == 0).float())
+
+
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 def test_goals_are_what_the_same_episode_achieved(recorded, strategy):
     batch = hindsight(recorded, her_ratio=1.0, goal_selection_strategy=strategy).sample(300)

@@ -13,6 +13,7 @@ from rl_training.data.device_sampling import DeviceSampler, copy_without_waiting
 from rl_training.data.episode_table import EpisodeTable
 from rl_training.data.goal_cells import MOST_CELLS, PLAIN_WEIGHT, RESTING_WEIGHT, GoalCells, cell_factors
 from rl_training.envs.distance_rule import DeviceRewards
+from rl_training.envs.goals import GoalRewards
 from rl_training.fusing import fused
 from rl_training.types import Batch, SpaceSpec
 
@@ -38,6 +39,7 @@ class HindsightSampler(DeviceSampler):
     coefficients: Tensor
     last: Tensor
     drawn: Tensor
+    ends_when_met: Tensor
     cell_keys: Tensor
     cell_weights: Tensor
     cell_factors: Tensor
@@ -75,6 +77,7 @@ class HindsightSampler(DeviceSampler):
         self.register_buffer("coefficients", torch.zeros(_SIZES, 5, dtype=torch.float64, device=device))
         self.register_buffer("last", torch.zeros((), dtype=torch.long, device=device))  # the newest episode
         self.register_buffer("drawn", torch.zeros(2, dtype=torch.float64, device=device))  # relabelled; already met
+        self.register_buffer("ends_when_met", torch.zeros((), dtype=torch.bool, device=device))  # if that is learned
         if cell_width is not None:
             self.register_buffer("cell_width", torch.tensor(cell_width, dtype=torch.float32, device=device))
             self.register_buffer("cell_keys", torch.full((MOST_CELLS,), _NO_KEY, dtype=torch.long, device=device))
@@ -83,6 +86,7 @@ class HindsightSampler(DeviceSampler):
             self.register_buffer("cell_factors", factors)
         self.batch_sizes: dict[int, int] = {}
         self._limits, self._share, self._moves = (0.0, 1.0, 0.0, 1.0), 0.0, -1
+        self._ends_when_met = False  # as the tensor of this name
 
     @torch.no_grad()
     def write_rows(self, slot: int, rows: Tensor) -> None:
@@ -114,6 +118,12 @@ class HindsightSampler(DeviceSampler):
         count, device = len(cells.keys), self.cell_keys.device
         self.cell_keys[:count] = torch.from_numpy(cells.keys).to(device)
         self.cell_weights[:count] = torch.from_numpy(cells.weights).to(device)
+
+    def follow_ends(self, goals: GoalRewards) -> None:
+        """Note whether play has shown that an episode ends when its goal is met."""
+        if self.rewards.ends_are_learned and bool(goals.ends_when_met) != self._ends_when_met:
+            self._ends_when_met = bool(goals.ends_when_met)
+            self.ends_when_met.fill_(self._ends_when_met)
 
     def prepare(self, batch_size: int) -> None:
         """Get ready for batches of this size, before the first of them is drawn."""
@@ -188,7 +198,8 @@ class HindsightSampler(DeviceSampler):
         rewards = torch.where(relabelled, self.rewards.rewards(achieved, goals), rewards)
         ends = self.rewards.terminated(achieved, goals)
         if ends is not None:
-            terminated = torch.where(relabelled, ends, terminated)
+            known = relabelled & self.ends_when_met if self.rewards.ends_are_learned else relabelled
+            terminated = torch.where(known, ends, terminated)
         return Batch(
             observations=observations,  # [B, policy_dim]
             actions=now[:, columns["action"]],  # [B, action_dim]

@@ -233,6 +233,7 @@ class HERReplayBuffer:
         if len(self.episodes):
             sampler.follow(self.episodes, self.relabelled_share)
             sampler.follow_cells(self.cells)
+        sampler.follow_ends(self.goals)
         sampler.drawn.copy_(torch.from_numpy(self._host.drawn))
         return sampler
 
@@ -319,7 +320,13 @@ class HERReplayBuffer:
     def _finish(self, rows: Array) -> None:
         """Store a played episode ``[T + 1, width]`` after comparing its rewards with what relabelling assumes."""
         self.goals.check_play(rows[:-1, self._reward], rows[1:, self._achieved], rows[1:, self._desired])
+        if not self.settings.replaces_pursued:  # else ``Practice`` sees the goals that the environment gave
+            self._learn_ends(rows)
         self._store(rows)
+
+    def _learn_ends(self, rows: Array) -> None:
+        """Learn from an episode ``[T + 1, width]`` that pursued its own goal whether it ended because it met it."""
+        self.goals.learn_ends(rows[1:, self._achieved], rows[1:, self._desired], rows[:-1, self._reward + 1])
 
     def _store(self, rows: Array) -> None:
         """Write a completed episode ``[T + 1, width]`` into consecutive slots, over the oldest episodes."""
@@ -344,6 +351,7 @@ class HERReplayBuffer:
             self._sampler.write_rows(slot, torch.from_numpy(rows))
             self._sampler.follow(self.episodes, self.relabelled_share)
             self._sampler.follow_cells(self.cells)
+            self._sampler.follow_ends(self.goals)
 
     def _goal_cells(self) -> GoalCells | None:
         """Return an empty count of goals; None if no setting needs one."""

@@ -96,7 +96,9 @@ class HindsightDataset(HERReplayBuffer):
         start, known = 0, _outcome_is_known(dataset, last)
         for index, end in enumerate(ends):
             if known[index]:
-                self._store(np.concatenate([steps[start:end], finals[index : index + 1]]))
+                rows = np.concatenate([steps[start:end], finals[index : index + 1]])
+                self._learn_ends(rows)
+                self._store(rows)
             elif end - start > 1:
                 self._store(steps[start:end])  # the last outcome is unknown: the last row is the final observation
             start = end

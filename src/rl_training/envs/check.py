@@ -73,7 +73,10 @@ def _check_spaces(env: gym.Env[Any, Any], report: EnvReport) -> None:
     if not env.has_wrapper_attr("compute_reward"):
         report.problems.append("there is no method compute_reward(achieved_goal, desired_goal, info)")
     if not env.has_wrapper_attr("compute_terminated"):
-        report.warnings.append("no compute_terminated: relabelled transitions keep the termination that was recorded")
+        report.warnings.append(
+            "no compute_terminated: relabelled transitions keep the termination that was recorded, unless the reward"
+            " has two values and episodes end whenever their goal is met"
+        )
 
 
 class _Agreement:

@@ -51,6 +51,8 @@ class DeviceRewards(NamedTuple):
     raw_reward: TensorFunction
     raw_terminated: TensorFunction | None
     transform: RewardTransform
+    ends_are_learned: bool = False
+    """Whether the terminations hold only once play has shown that an episode ends when its goal is met."""
 
     def rewards(self, achieved_goals: Tensor, desired_goals: Tensor) -> Tensor:
         """Return the transformed rewards ``[B]``."""

@@ -124,6 +124,8 @@ class GoalRewards:
         reward_range: smallest and largest transformed reward if random play saw two values, else None. It becomes a new
             tuple when a reward outside of it is seen; compare with ``is`` to notice.
         distance_threshold: the environment's own tolerance, or the one that its reward shows, if there is one.
+        ends_when_met: for an environment without ``compute_terminated``, whether an episode ends when its goal is met;
+            None as long as no goal was met.
         unbatched: the names of the functions that are called one by one.
     """
 
@@ -160,9 +162,13 @@ class GoalRewards:
         self._distance_terminated = None
         if self._terminated is not None and self.distance_threshold is not None:
             self._distance_terminated = find_distance_rule(self._terminated, achieved, self.distance_threshold)
-        values = np.unique((self._distance_reward or self._env_reward)(achieved, desired)) + 0.0  # + 0.0: no -0
+        found = (self._distance_reward or self._env_reward)(achieved, desired) + 0.0  # + 0.0: no -0
+        values = np.unique(found)
         binary = len(values) == 2 and bool(np.isfinite(values).all())
         self.reward_range = self._transform.apply_range((float(values[0]), float(values[1]))) if binary else None
+        # The first goals are equal, so they are met.
+        self._met_reward = float(found[0]) if binary and found[0] == values[1] else None
+        self.ends_when_met: bool | None = None
         self._warned = False
 
     def _find_threshold(self, achieved: Array) -> None:
@@ -175,8 +181,8 @@ class GoalRewards:
 
     @property
     def recomputes_termination(self) -> bool:
-        """Whether the environment can say which goals would have ended the episode."""
-        return self._terminated is not None
+        """Whether it is known which goals would have ended the episode."""
+        return self._terminated is not None or self.ends_when_met is True
 
     def rewards(self, achieved_goals: Array, desired_goals: Array) -> Array:
         """Return the transformed rewards ``[B]`` of goals ``[B, D]``."""
@@ -206,6 +212,8 @@ class GoalRewards:
             reward = self._distance_reward.of_tensors
         if reward is None or (self._terminated is not None and self._distance_terminated is None):
             return None
+        if self._terminated is None and self._met_reward is not None:
+            return DeviceRewards(reward, _is_reward(reward, self._met_reward), self._transform, ends_are_learned=True)
         terminated = None if self._distance_terminated is None else self._distance_terminated.of_tensors
         return DeviceRewards(reward, terminated, self._transform)
 
@@ -236,6 +244,29 @@ class GoalRewards:
         ):
             self._distance_reward = None
 
+    def learn_ends(self, achieved_goals: Array, desired_goals: Array, terminated: Array) -> None:
+        """Learn from played steps whether an episode ends when its own goal is met, if nothing else says so.
+
+        One episode that ended there is enough to assume it. One that went on refutes it for good.
+
+        Args:
+            achieved_goals: ``[T, D]`` after each step.
+            desired_goals: ``[T, D]``, the goals that the environment gave.
+            terminated: ``[T]``, whether the environment ended the episode.
+        """
+        if self._terminated is not None or self._met_reward is None or self.ends_when_met is False:
+            return
+        met, ended = self.met(achieved_goals, desired_goals), np.asarray(terminated, bool)
+        if (met & ~ended).any():
+            self.ends_when_met = False
+        elif met.any():
+            self.ends_when_met = True
+
+    def met(self, achieved_goals: Array, desired_goals: Array) -> NDArray[np.bool_]:
+        """Return whether goals ``[B, D]`` are met, ``[B]``, by a reward that has two values."""
+        rewards = (self._distance_reward or self._env_reward)(achieved_goals, desired_goals)
+        return np.asarray(rewards == self._met_reward)
+
     def spot_check(self, achieved_goals: Array, desired_goals: Array) -> None:
         """Compare the rewards that an accelerator computes for goals ``[T, D]`` with the environment's, now and then.
 
@@ -260,11 +291,13 @@ class GoalRewards:
             "calls": self._batches,
             "quick": self._distance_reward is not None,
             "reward_range": None if self.reward_range is None else list(self.reward_range),
+            "ends_when_met": self.ends_when_met,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; states from before 0.2 have no ``reward_range``."""
+        """Restore what ``state_dict`` returned; old states lack ``reward_range`` or ``ends_when_met``."""
         self._batches = int(state["calls"])
+        self.ends_when_met = state.get("ends_when_met")
         if not state["quick"]:
             self._distance_reward = None
         stored = state.get("reward_range")
@@ -274,9 +307,11 @@ class GoalRewards:
 
     def terminated(self, achieved_goals: Array, desired_goals: Array) -> Array:
         """Return ``[B]`` of 0 and 1: whether the episode would have ended at goals ``[B, D]``."""
-        if self._terminated is None:
+        if self._terminated is not None:
+            return self._terminated(achieved_goals, desired_goals)
+        if not self.ends_when_met:
             raise EnvError(f"{self._name} has no compute_terminated")
-        return self._terminated(achieved_goals, desired_goals)
+        return self.met(achieved_goals, desired_goals).astype(np.float32)
 
     def _include(self, rewards: Array) -> None:
         """Widen the range if a transformed reward is outside it, and warn the first time."""
@@ -337,6 +372,11 @@ class GoalRewards:
 
 GoalFunctions = GoalRewards
 """The name of ``GoalRewards`` before 0.2."""
+
+
+def _is_reward(reward: TensorFunction, value: float) -> TensorFunction:
+    """Return the function of goals that is 1 where their reward has a value, and 0 elsewhere."""
+    return lambda achieved_goals, desired_goals: (reward(achieved_goals, desired_goals) == value).float()
 
 
 def _matching_torch_reward(

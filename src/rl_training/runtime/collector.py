@@ -161,7 +161,8 @@ class Collector(RolloutStatistics):
         rewards, terminated = self._practice.judge(after, step.rewards, step.terminated)
         before, shown = self._shown(step.observations), self._shown(after)
         truncated = step.truncated | (step.terminated & ~terminated)
-        truncated = truncated | self._practice.replace_held(after, ~(step.terminated | step.truncated))
+        replaced = self._practice.replace_held(after, terminated, ~(step.terminated | step.truncated))
+        truncated = truncated | (replaced & ~terminated)
         return Transition(before, step.actions, rewards, shown, terminated, truncated)
 
     def start_episode(self, number: int) -> None:

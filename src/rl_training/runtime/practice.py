@@ -6,7 +6,8 @@ that the policy can learn to reach, and from there it gets further. The idea is 
 et al., 2019, https://arxiv.org/abs/1906.04279), without its matching.
 
 An episode that has held its goal for some steps pursues the goal of an earlier episode. Otherwise a long episode would
-teach nothing but to stay once its goal is reached. For the replay buffer a new episode starts there.
+teach nothing but to stay once its goal is reached. For the replay buffer a new episode starts there. Where episodes end
+as soon as their goal is met, that happens at once, and it is a termination.
 """
 
 from __future__ import annotations
@@ -55,36 +56,44 @@ class Practice:
             if goal is not None:
                 self.pursued[index] = goal
             self.held[index], self.reached[index] = 0, False
-            if self._hold is not None:
-                self._earlier = [*self._earlier, own][-_MOST_GOALS:]
+            self._earlier = [*self._earlier, own][-_MOST_GOALS:]
 
-    def replace_held(self, after: dict[str, Array], going_on: Array) -> Array:
+    def replace_held(self, after: dict[str, Array], ended: Array, going_on: Array) -> Array:
         """Choose another goal in environments that have held theirs long enough, and return which they are, ``[E]``.
 
         Args:
             after: the observations after a step, as the environments returned them.
-            going_on: ``[E]``, whether the environment's episode goes on.
+            ended: ``[E]``, whether the step met a goal that ends the episode.
+            going_on: ``[E]``, whether the environment's own episode goes on.
         """
         replaced = np.zeros(len(self.active), bool)
-        if self._hold is None:
+        if self._hold is None and not ended.any():
             return replaced
         achieved = np.asarray(after["achieved_goal"], np.float32)  # [E, goal_dim]
         goals = self.show(after)["desired_goal"]  # [E, goal_dim]
         met = np.linalg.norm(achieved - goals, axis=1) <= self._cells.width
         self.held = np.where(met, self.held + 1, 0)
-        for index in np.flatnonzero((self.held >= self._hold) & going_on):
+        long_held = self.held >= self._hold if self._hold is not None else np.zeros_like(met)
+        for index in np.flatnonzero((long_held | ended) & going_on):
             goal = self._another(achieved[index])
             if goal is not None:
                 self.reached[index] |= not self.active[index]
                 self.active[index], self.pursued[index], self.held[index] = True, goal, 0
                 replaced[index] = True
+            elif ended[index]:  # it was another goal than the environment's, which is not met yet
+                self.active[index], self.held[index], replaced[index] = False, 0, True
         return replaced
 
     def _another(self, achieved: Array) -> Array | None:
-        """Return the next goal of an earlier episode that is not met already; None if there is none."""
+        """Return the next goal of an earlier episode that is not met already; None if there is none.
+
+        If it was never achieved, the nearest achieved goal takes its place.
+        """
         for _ in self._earlier:
             goal = self._earlier[self._next % len(self._earlier)]
             self._next += 1
+            nearest = self._cells.nearest(goal) if self._nearest else None
+            goal = goal if nearest is None else nearest
             if np.linalg.norm(goal - achieved) > self._cells.width:
                 return goal
         return None
@@ -100,14 +109,18 @@ class Practice:
         """Return rewards and terminations of a step for the goals that are pursued, ``[E]`` each.
 
         An environment may end the episode because its own goal was met. To a policy that pursued another goal, that is
-        a time-out.
+        a time-out. If episodes end when their goal is met, so does one that meets the goal it pursues.
         """
+        achieved, own = (np.asarray(after[key], np.float32) for key in ("achieved_goal", "desired_goal"))
+        self._goals.learn_ends(achieved, own, terminated)
         if not self.active.any():
             return rewards, terminated
-        achieved = np.asarray(after["achieved_goal"], np.float32)
-        rewards = np.array(rewards)
-        rewards[self.active] = self._goals.raw_rewards(achieved[self.active], self.pursued[self.active])
-        return rewards, terminated & ~self.active
+        rewards, ended = np.array(rewards), terminated & ~self.active
+        goals = achieved[self.active], self.pursued[self.active]
+        rewards[self.active] = self._goals.raw_rewards(*goals)
+        if self._goals.ends_when_met:
+            ended[self.active] = self._goals.met(*goals)
+        return rewards, ended
 
     def undo_point(self) -> Callable[[], None]:
         """Return a function that restores the goals of this moment."""
