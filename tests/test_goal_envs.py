@@ -16,6 +16,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ending_env import ENV_ID as ENDING
 from ending_env import EndingEnv
 from rl_training.data import HERReplayBuffer, HindsightSettings
 from rl_training.envs import (
@@ -918,6 +919,19 @@ class TestCheckEnv:
         report = check_env(registered(ToyGoalEnv))
         assert report.fit_for_her
         assert any("no compute_terminated" in warning for warning in report.warnings)
+
+    @pytest.mark.parametrize(
+        ("threshold", "found"),
+        [(0.4, "end their episode; relabelled transitions will end as well"), (1e-6, "none in random play")],
+    )
+    def test_it_says_whether_met_goals_end_their_episode(self, threshold: float, found: str) -> None:
+        report = check_env(ENDING, {"threshold": threshold})
+        assert report.facts["met goals"] == found
+        assert any("no compute_terminated" in warning for warning in report.warnings) == (threshold < 0.1)
+
+    def test_it_says_that_met_goals_do_not_end_their_episode(self, registered: Any) -> None:
+        report = check_env(registered(ToyGoalEnv))
+        assert report.facts["met goals"] == "do not end their episode"
 
     def test_no_success_is_a_warning(self, registered: Any) -> None:
         class Silent(ToyGoalEnv):

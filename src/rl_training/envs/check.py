@@ -41,15 +41,25 @@ class EnvReport:
         return not self.problems
 
 
+@dataclass
+class _RandomPlay:
+    """What random play showed: the largest way of each episode's achieved goal, and every step's goals and end."""
+
+    motions: list[float] = field(default_factory=list)
+    achieved: list[NDArray[Any]] = field(default_factory=list)
+    desired: list[NDArray[Any]] = field(default_factory=list)
+    terminated: list[bool] = field(default_factory=list)
+
+
 def check_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0) -> EnvReport:
     """Examine an environment: keys, shapes, random play, and the compute functions on a batch and one by one."""
     report = EnvReport(env_id)
     env = make_raw_env(env_id, env_kwargs)
     try:
         _check_spaces(env, report)
-        motions = _check_random_play(env, report, seed)
+        shown = _check_random_play(env, report, seed)
         if not report.problems:
-            _check_functions(env, report, seed, motions)
+            _check_functions(env, report, seed, shown)
     finally:
         env.close()
     return report
@@ -72,11 +82,6 @@ def _check_spaces(env: gym.Env[Any, Any], report: EnvReport) -> None:
         report.facts[name] = "present" if env.has_wrapper_attr(name) else "absent"
     if not env.has_wrapper_attr("compute_reward"):
         report.problems.append("there is no method compute_reward(achieved_goal, desired_goal, info)")
-    if not env.has_wrapper_attr("compute_terminated"):
-        report.warnings.append(
-            "no compute_terminated: relabelled transitions keep the termination that was recorded, unless the reward"
-            " has two values and episodes end whenever their goal is met"
-        )
 
 
 class _Agreement:
@@ -102,8 +107,8 @@ class _Agreement:
         return f"{self.name} disagrees with {self.outcome} of step() in {self._differing} of {self._steps} steps"
 
 
-def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> list[float]:
-    """Play at random, look at rewards, terminations and success, and return how far each episode moved the goal."""
+def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> _RandomPlay:
+    """Play at random, look at rewards, terminations and success, and return what else was seen."""
     goal_task = is_goal_space(env.observation_space)
     agreements = [
         (_Agreement(env, name, outcome), field)
@@ -111,8 +116,8 @@ def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> 
         if goal_task and env.has_wrapper_attr(name)
     ]
     env.action_space.seed(seed)
-    motions: list[float] = []  # the largest distance of the achieved goal from its start, per episode
-    start = np.zeros(0)
+    shown = _RandomPlay()
+    motions, start = shown.motions, np.zeros(0)
     lengths: list[int] = []
     first_end: Step | None = None
     try:
@@ -124,13 +129,17 @@ def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> 
                 start = _achieved(step.observation) if goal_task else start
             lengths[-1] += 1
             if goal_task:
-                motions[-1] = max(motions[-1], float(np.linalg.norm(_achieved(step.next_observation) - start)))
+                after = cast(dict[str, Any], step.next_observation)
+                motions[-1] = max(motions[-1], float(np.linalg.norm(_achieved(after) - start)))
+                shown.achieved.append(np.array(after["achieved_goal"], np.float32))
+                shown.desired.append(np.array(after["desired_goal"], np.float32))
+                shown.terminated.append(step.terminated)
             for agreement, field in agreements:
                 try:
                     agreement.compare(step, float(getattr(step, field)))
                 except Exception as error:  # any error of a foreign function is a finding
                     report.problems.append(f"{agreement.name} failed on the environment's own goals: {error!r}")
-                    return motions
+                    return shown
             if step.episode == 0:
                 first_end = step
             if step.done and sum(lengths) >= _ENOUGH_STEPS:
@@ -146,7 +155,7 @@ def _check_random_play(env: gym.Env[Any, Any], report: EnvReport, seed: int) -> 
         report.warnings.append("the last info has neither is_success nor success: no success rate can be shown")
     report.facts["random episode"] = f"{lengths[0]} steps" + ("" if first_end.done else " and still going")
     report.problems += [agreement.problem for agreement, _ in agreements if agreement.problem is not None]
-    return motions
+    return shown
 
 
 def _report_motion(report: EnvReport, motions: list[float], threshold: float | None) -> None:
@@ -166,7 +175,21 @@ def _achieved(observation: Any) -> NDArray[Any]:
     return np.array(observation["achieved_goal"], np.float64)
 
 
-def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int, motions: list[float]) -> None:
+def _report_ends(report: EnvReport, goals: GoalRewards, shown: _RandomPlay) -> None:
+    """Say what is known of the termination of relabelled transitions without ``compute_terminated``."""
+    goals.learn_ends(np.stack(shown.achieved), np.stack(shown.desired), np.array(shown.terminated))
+    if goals.ends_when_met:
+        report.facts["met goals"] = "end their episode; relabelled transitions will end as well"
+        return
+    seen = "none in random play" if goals.ends_when_met is None else "do not end their episode"
+    report.facts["met goals"] = seen
+    report.warnings.append(
+        "no compute_terminated: relabelled transitions keep the termination that was recorded, unless training shows"
+        " that episodes end when their goal is met"
+    )
+
+
+def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int, shown: _RandomPlay) -> None:
     """Compare the compute functions on a batch with one-by-one calls, and describe the reward."""
     try:
         goals = GoalRewards(env, seed=seed)
@@ -192,8 +215,10 @@ def _check_functions(env: gym.Env[Any, Any], report: EnvReport, seed: int, motio
             agrees, problem = False, f", it fails with {error!r}"
         result = "batched, agrees with one by one" if agrees else f"not on batches (it is not used{problem})"
         report.facts["compute_truncated"] = result
+    if report.facts["compute_terminated"] == "absent":
+        _report_ends(report, goals, shown)
     low_high = goals.reward_range
     report.facts["reward"] = f"sparse, {low_high[0]:g} or {low_high[1]:g}" if low_high else "dense or constant"
     threshold = goals.distance_threshold
     report.facts["distance threshold"] = f"{threshold:g}" if threshold else "not named (episode_priority is uniform)"
-    _report_motion(report, motions, threshold)
+    _report_motion(report, shown.motions, threshold)
