@@ -29,7 +29,7 @@ TASKS = (
     "panda_push",
     "panda_pick_and_place",
 )
-CPU_TASKS = ("fetch_reach", "fetch_push_cpu", "point_maze_cpu")
+CPU_TASKS = ("fetch_reach", "fetch_push_cpu", "point_maze_cpu", "panda_pick_and_place_cpu")
 SOLVED = 0.9
 
 
