@@ -78,6 +78,19 @@ def test_logged_episodes_show_that_a_met_goal_ends_them():
     assert torch.equal(batch.terminated, (batch.rewards == 0).float())
 
 
+def test_logged_episodes_without_flags_do_not_show_that_a_met_goal_ends_nothing():
+    wide = {"max_steps": LENGTH, "threshold": 0.4}
+    env = make_env("ending_env:tests/Ending-v0", wide)
+    goals = GoalFunctions(env)
+    dataset, _ = collect_dataset("ending_env:tests/Ending-v0", "random", episodes=20, env_kwargs=wide)
+    arrays = dict(dataset.arrays)
+    assert arrays["terminated"].any()
+    arrays["truncated"] = arrays["truncated"].astype(bool) | arrays["terminated"].astype(bool)
+    arrays["terminated"] = np.zeros_like(arrays["terminated"])
+    HindsightDataset(TransitionDataset.from_dict(arrays), space_spec(env, goals), goals)
+    assert goals.ends_when_met is None
+
+
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 def test_goals_are_what_the_same_episode_achieved(recorded, strategy):
     batch = hindsight(recorded, her_ratio=1.0, goal_selection_strategy=strategy).sample(300)

@@ -325,8 +325,14 @@ class HERReplayBuffer:
         self._store(rows)
 
     def _learn_ends(self, rows: Array) -> None:
-        """Learn from an episode ``[T + 1, width]`` that pursued its own goal whether it ended because it met it."""
-        self.goals.learn_ends(rows[1:, self._achieved], rows[1:, self._desired], rows[:-1, self._reward + 1])
+        """Learn from an episode ``[T + 1, width]`` that pursued its own goal whether it ended because it met it.
+
+        A last step without a termination says nothing: logged data may lack the flag.
+        """
+        terminated = rows[:-1, self._reward + 1]  # [T]
+        known = len(terminated) if terminated[-1] else len(terminated) - 1
+        after = rows[1 : known + 1]
+        self.goals.learn_ends(after[:, self._achieved], after[:, self._desired], terminated[:known])
 
     def _store(self, rows: Array) -> None:
         """Write a completed episode ``[T + 1, width]`` into consecutive slots, over the oldest episodes."""
