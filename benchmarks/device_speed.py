@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier, Lock
 from pathlib import Path
 from typing import Any
 
@@ -106,24 +109,35 @@ def source(kind: str, device: str, rows: int, seed: int) -> Source:
     return logged(device, rows, seed)
 
 
-def microseconds(
-    name: str, options: dict[str, Any], kind: str, device: str, rows: int, members: int, fuse: bool
-) -> float:
-    """Return the time of one batch and its update, of one learner or of a stack."""
+def measure(case: int, members: int, options: argparse.Namespace, warm: Barrier, turn: Lock, found: Queue[Any]) -> None:
+    """Put the microseconds of one batch and its update into ``found``, of one learner or of a stack.
+
+    The processes of all cases compile at the same time. Then they wait for each other, and are timed one by one.
+    """
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest" if options.precision == "fp32" else "high")
+    _, name, chosen, kind = CASES[case]
+    settings = {**chosen, "normalize_observations": options.normalize}
     spec = FETCH if kind in ("hindsight", "pursued") else PLAIN
-    learners = [ALGORITHMS[name].learner(spec, options, device=device, seed=i) for i in range(members)]
-    for each in learners:
-        each.fuses_kernels = fuse
-    sources = [source(kind, device, rows, seed=i) for i in range(members)]
-    learner, data = (learners[0], sources[0]) if members == 1 else (LearnerStack(learners), DataStack(sources))
-    update = accelerated_updates(learner, data, options["batch_size"])  # type: ignore[arg-type]
-    return timed(update, device)
+    try:
+        learners = [ALGORITHMS[name].learner(spec, settings, device=options.device, seed=i) for i in range(members)]
+        for each in learners:
+            each.fuses_kernels = options.compile
+        sources = [source(kind, options.device, options.rows, seed=i) for i in range(members)]
+        learner, data = (learners[0], sources[0]) if members == 1 else (LearnerStack(learners), DataStack(sources))
+        update = accelerated_updates(learner, data, chosen["batch_size"])  # type: ignore[arg-type]
+        for _ in range(45):  # every phase of a delayed actor is recorded
+            update()
+        warm.wait()
+    except Exception:
+        warm.abort()  # the others need not wait
+        raise
+    with turn:
+        found.put((case, members, min(timed(update, options.device) for _ in range(3))))
 
 
-def timed(update: Any, device: str, seconds: float = 0.5) -> float:
-    """Return the mean time of a call in microseconds, after the calls that record it."""
-    for _ in range(45):  # every phase of a delayed actor is recorded
-        update()
+def timed(update: Any, device: str, seconds: float = 0.3) -> float:
+    """Return the mean time of a call in microseconds."""
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     wait()
     start, calls = time.perf_counter(), 0
@@ -135,6 +149,26 @@ def timed(update: Any, device: str, seconds: float = 0.5) -> float:
     return (time.perf_counter() - start) / calls * 1e6
 
 
+def measure_all(options: argparse.Namespace) -> dict[tuple[int, int], float]:
+    """Return the time of every case and number of members."""
+    jobs = [(case, members) for members in (1, options.members) for case in range(len(CASES))]
+    context, times = multiprocessing.get_context("spawn"), {}
+    for first in range(0, len(jobs), options.jobs):
+        some = jobs[first : first + options.jobs]
+        warm, turn, found = context.Barrier(len(some)), context.Lock(), context.Queue()
+        processes = [context.Process(target=measure, args=(*job, options, warm, turn, found)) for job in some]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit("a case failed; its error stands above")
+        for _ in some:
+            case, members, time_needed = found.get()
+            times[case, members] = time_needed
+    return times
+
+
 def main() -> None:
     """Measure every case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -144,19 +178,17 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "tf32"], default="tf32")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--normalize", action="store_true", help="normalise observations, as the presets do")
+    parser.add_argument("--jobs", type=int, default=2 * len(CASES), help="cases that are compiled at the same time")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("highest" if options.precision == "fp32" else "high")
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     compiled = "compiled" if options.compile else "not compiled"
     print(f"{machine}, torch {torch.__version__}, {options.precision}, {options.rows:,} rows, {compiled}\n")
+    times = measure_all(options)
     print(f"| | one learner, us | {options.members} stacked, us | ratio |\n|---|---|---|---|")
     found = {}
-    for title, name, chosen, kind in CASES:
-        settings = {**chosen, "normalize_observations": options.normalize}
-        one = microseconds(name, settings, kind, options.device, options.rows, 1, options.compile)
-        many = microseconds(name, settings, kind, options.device, options.rows, options.members, options.compile)
+    for case, (title, *_) in enumerate(CASES):
+        one, many = times[case, 1], times[case, options.members]
         found[title] = {"one": one, "stacked": many}
         print(f"| {title} | {one:.0f} | {many:.0f} | {many / one:.2f} |", flush=True)
     if options.json is not None:

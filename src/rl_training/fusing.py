@@ -98,12 +98,24 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def _repeatable_code() -> dict[str, Any]:
+    """Return options with which Inductor makes the same code every time.
+
+    By default it times several forms of a sum on a GPU and keeps the fastest. Their results differ by rounding, and
+    another one may win on a busy GPU, so a resumed run could differ from one that was never stopped.
+    """
+    import torch._inductor.config
+
+    return {"deterministic": True} if hasattr(torch._inductor.config, "deterministic") else {}
+
+
 def _compile(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     import torch._dynamo
 
     config = torch._dynamo.config
     setattr(config, "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit", _MOST_FORMS)
-    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    options = _repeatable_code() if backend == "inductor" else None
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
 
     def call(*inputs: Any) -> Any:
         nonlocal compiled

@@ -20,6 +20,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.device_sampling import DeviceSampler
 from rl_training.fusing import fused_kernels, keep_compiled_code_private, why_not_fused
 from rl_training.runtime.compiled_updates import CompiledUpdates
+from rl_training.runtime.cuda_graphs import record_graph
 from rl_training.types import Batch, Metrics
 
 _WARM_UP = 3  # updates before recording, in which libraries initialise themselves
@@ -147,13 +148,10 @@ class UpdateGraphs:
         inputs = None
         if batch is not None:
             inputs = Batch(*cast(Any, (value.clone() if isinstance(value, Tensor) else value for value in batch)))
-        graph = torch.cuda.CUDAGraph()
-        for generator in {self.learner.generator, *_generators(sampler)}:
-            graph.register_generator_state(generator)
+        generators = {self.learner.generator, *_generators(sampler)}
         count = self.learner.update_count
         try:
-            with torch.cuda.graph(graph):
-                metrics = self._update(inputs, sampler, plan)
+            graph, metrics = record_graph(lambda: self._update(inputs, sampler, plan), generators, self.learner.device)
         except RuntimeError as error:
             self._works = False
             warnings.warn(f"updates are not recorded as CUDA graphs and stay slower: {error}", stacklevel=2)

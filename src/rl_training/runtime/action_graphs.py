@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.data.device_sampling import copy_without_waiting
+from rl_training.runtime.cuda_graphs import record_graph
 
 Array = NDArray[Any]
 ChooseActions = Callable[[Sequence[Array], bool, Array | None], Array | None]
@@ -93,11 +94,11 @@ class _ActionGraphs(_Eager):
     def _record(self, parts: Sequence[Array], random: bool, noise: Array | None) -> _Recorded | None:
         """Record a call without executing it. If that fails, all later calls run without graphs."""
         static, static_noise = [self._tensor(part) for part in parts], self._tensor(noise)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.policy.generator)
         try:
-            with torch.no_grad(), torch.cuda.graph(graph):
-                actions = self._choose(static, random, static_noise)
+            with torch.no_grad():
+                graph, actions = record_graph(
+                    lambda: self._choose(static, random, static_noise), [self.policy.generator], self.policy.device
+                )
         except RuntimeError as error:
             self._works = False
             warnings.warn(f"acting is not recorded as a CUDA graph and stays slower: {error}", stacklevel=3)
