@@ -45,6 +45,19 @@ class TestPresets:
             return
         assert re.fullmatch(r"(success rate|return) -?[\d.,]+ \((1 seed|\d seeds, worst -?[\d.,]+)\)", preset.expect)
 
+    def test_goal_tasks_have_one_set_of_settings(self) -> None:
+        tasks = ["fetch_push", "fetch_pick_and_place", "fetch_slide", "point_maze", "hand_reach", "panda_push"]
+        presets = [load_config(f"her/{task}") for task in [*tasks, "panda_pick_and_place"]]
+        assert len({preset.num_envs for preset in presets}) == 1
+        for preset in presets[1:]:
+            differing = {key for key, value in preset.algo_kwargs.items() if presets[0].algo_kwargs[key] != value}
+            assert differing <= {"gamma"}
+            assert preset.algo_kwargs.keys() == presets[0].algo_kwargs.keys()
+        for task in ("fetch_push", "point_maze", "panda_pick_and_place"):
+            large, small = load_config(f"her/{task}").algo_kwargs, load_config(f"her/{task}_cpu").algo_kwargs
+            shared = large.keys() - {"batch_size", "overlap_collection"}
+            assert {key: small[key] for key in shared} == {key: large[key] for key in shared}
+
     def test_expected_scores_are_the_measured_ones(self) -> None:
         measured: dict[str, list[tuple[str, float]]] = {}
         for file in RESULTS.glob("learning_*.json"):

@@ -30,6 +30,7 @@ from rl_training.algorithms.table import ALGORITHMS
 from rl_training.types import Batch, SpaceSpec
 
 CONTINUOUS = SpaceSpec(observation_dim=3, action_dim=2)
+IDLE = SpaceSpec(observation_dim=3, action_dim=3, idle_actions=(1,))
 DISCRETE = SpaceSpec(observation_dim=3, action_dim=1, num_actions=4)
 # Rewards this small bound the values so closely that new critics exceed both bounds.
 GOAL = SpaceSpec(observation_dim=3, action_dim=2, goal_dim=2, reward_range=(-0.05, 0.02))
@@ -232,9 +233,10 @@ class SACReference(Reference):
         "alpha": "auto",
         "initial_alpha": 1.0,
         "target_entropy": None,
+        "entropy_per_action": None,
         "backup_entropy": None,
     }
-    entropy_per_action = -1.0
+    default_entropy = -1.0
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -245,7 +247,11 @@ class SACReference(Reference):
             self.weights["log_alpha"] = torch.tensor(math.log(o.initial_alpha))
             self.optimizer("alpha", ["log_alpha"], o.actor_lr)
         if o.target_entropy is None:
-            o.target_entropy = self.entropy_per_action * self.spec.action_dim
+            aims = [self.default_entropy] * self.spec.action_dim
+            if o.entropy_per_action is not None:
+                idle = self.spec.idle_actions
+                aims = [math.log(2) if i in idle else o.entropy_per_action for i in range(self.spec.action_dim)]
+            o.target_entropy = sum(aims)
         if o.backup_entropy is None:
             o.backup_entropy = not self.spec.goal_dim
 
@@ -309,7 +315,7 @@ class REDQReference(SACReference):
 
 class RLPDReference(REDQReference):
     layer_norm = True
-    entropy_per_action = -0.5
+    default_entropy = -0.5
 
 
 class CQLReference(SACReference):
@@ -518,6 +524,7 @@ CASES: dict[str, tuple[type[Learner], type[Reference], SpaceSpec, dict[str, Any]
     "td3_bc-defaults": (TD3BC, TD3BCReference, CONTINUOUS, {"tau": 0.1}),
     "sac-defaults": (SAC, SACReference, CONTINUOUS, {}),
     "sac": (SAC, SACReference, CONTINUOUS, RATES | {"initial_alpha": 0.4, "target_entropy": 1.8}),
+    "sac-idle-action": (SAC, SACReference, IDLE, FAST | {"entropy_per_action": 1.3}),
     "sac-fixed-alpha": (SAC, SACReference, CONTINUOUS, FAST | {"alpha": 0.3, "policy_delay": 2, "max_grad_norm": 0.1}),
     "sac-subset": (SAC, SACReference, CONTINUOUS, FAST | SUBSET | {"policy_delay": 3, "critic_layer_norm": True}),
     "sac-no-entropy-backup": (SAC, SACReference, CONTINUOUS, FAST | {"backup_entropy": False}),

@@ -75,6 +75,8 @@ class SpaceSpec:
     """Bounds in the environment's own units; None means [-1, 1]."""
     reward_range: tuple[float, float] | None = None
     """Smallest and largest reward the learner can see, if known: it bounds bootstrapped values."""
+    idle_actions: tuple[int, ...] = ()
+    """The components of a continuous action that are known to have no effect."""
 
     @property
     def policy_dim(self) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticSettings, DemonstrationSettings, lowest
@@ -34,9 +34,21 @@ class SACSettings(DemonstrationSettings, ActorCriticSettings):
     target_entropy: float | None = Field(
         None, description="target entropy of an automatic temperature; unset: -action_dim"
     )
+    entropy_per_action: float | None = Field(
+        None, description="in place of target_entropy: that of each component of an action that has an effect"
+    )
     backup_entropy: bool | None = Field(
         None, description="include the entropy term in the target; unset: not in goal tasks"
     )
+
+    @model_validator(mode="after")
+    def _one_target(self) -> SACSettings:
+        if self.target_entropy is not None and self.entropy_per_action is not None:
+            raise ValueError(
+                f"target_entropy = {self.target_entropy:g} and entropy_per_action = {self.entropy_per_action:g}:"
+                " expected one of them"
+            )
+        return self
 
 
 class SAC(ActorCritic):
@@ -50,8 +62,7 @@ class SAC(ActorCritic):
     def _build(self, generator: torch.Generator) -> None:
         super()._build(generator)
         settings = self.settings
-        aim = settings.target_entropy
-        self.target_entropy = self.default_target_entropy(self.spec) if aim is None else aim
+        self.target_entropy = self._target_entropy()
         self.imitates = settings.bc_weight > 0
         self.learns_alpha = settings.alpha == "auto"
         alpha = settings.initial_alpha if settings.alpha == "auto" else settings.alpha
@@ -72,6 +83,15 @@ class SAC(ActorCritic):
     def set_reward_range(self, reward_range: tuple[float, float] | None) -> None:
         """Bound the values, unless they include the entropy term, which can exceed the reward's range."""
         super().set_reward_range(None if self.backup_entropy else reward_range)
+
+    def _target_entropy(self) -> float:
+        if self.settings.target_entropy is not None:
+            return self.settings.target_entropy
+        if self.settings.entropy_per_action is None:
+            return self.default_target_entropy(self.spec)
+        idle = len(self.spec.idle_actions)
+        # Idle components cost no reward, so the policy makes them uniform on [-1, 1], which has entropy log 2.
+        return self.settings.entropy_per_action * (self.spec.action_dim - idle) + idle * math.log(2.0)
 
     @staticmethod
     def default_target_entropy(spec: SpaceSpec) -> float:

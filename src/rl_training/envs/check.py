@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rl_training.envs.factory import make_raw_env, space_spec
 from rl_training.envs.goals import GOAL_KEYS, SUCCESS_KEYS, GoalRewards, is_goal_space, sample_goal_pairs
+from rl_training.envs.idle_actions import find_idle_actions
 from rl_training.envs.play import Step, play
 from rl_training.errors import EnvError
 
@@ -59,6 +60,7 @@ def check_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: in
         _check_spaces(env, report)
         shown = _check_random_play(env, report, seed)
         if not report.problems:
+            _report_idle_actions(env, report)
             _check_functions(env, report, seed, shown)
     finally:
         env.close()
@@ -169,6 +171,14 @@ def _report_motion(report: EnvReport, motions: list[float], threshold: float | N
             " learns from those: keep episode_priority: motion, expect a slow start, and if nothing is learned, add"
             " demonstrations (dataset_path)"
         )
+
+
+def _report_idle_actions(env: gym.Env[Any, Any], report: EnvReport) -> None:
+    """Name the components of the action that have no effect."""
+    idle = find_idle_actions(env, space_spec(env))
+    if idle:
+        numbers = ", ".join(str(index + 1) for index in idle)
+        report.facts["idle actions"] = f"component {numbers}: no effect found (entropy_per_action leaves it out)"
 
 
 def _achieved(observation: Any) -> NDArray[Any]:

@@ -12,6 +12,7 @@ import torch
 
 from rl_training.algorithms.actor_critic import DemonstrationSettings
 from rl_training.algorithms.base import CriticSettings, Learner
+from rl_training.algorithms.sac import SACSettings
 from rl_training.algorithms.table import algorithms_for
 from rl_training.config import TrainConfig
 from rl_training.data import HERReplayBuffer, ReplayBuffer, TransitionDataset
@@ -20,6 +21,7 @@ from rl_training.data.hindsight_dataset import HindsightDataset
 from rl_training.data.mixture import Mixture, Source
 from rl_training.envs.factory import make_raw_env, make_vector_env, space_spec
 from rl_training.envs.goals import GoalRewards
+from rl_training.envs.idle_actions import find_idle_actions
 from rl_training.envs.rewards import RewardTransform
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.runtime.collector import Collector
@@ -155,14 +157,15 @@ def _task(
     if settings.dataset.action_low is not None:
         raise ConfigError("algo_kwargs.action_low and action_high are for data without an env_id: expected neither")
     env = make_raw_env(required_env_id(config), config.env_kwargs)
-    if not hindsight:
-        env.close()
-        return space_spec(env), None
-    # Hindsight keeps this environment, to ask it for rewards.
-    goals = GoalRewards(env, transform)
-    if settings.online:
+    goals = GoalRewards(env, transform) if hindsight else None
+    if hindsight and settings.online:
         _require_room_for_an_episode(env, settings.replay.buffer_capacity)
-    return space_spec(env, goals), goals
+    spec, learner = space_spec(env, goals), settings.learner
+    if isinstance(learner, SACSettings) and learner.entropy_per_action is not None:
+        spec = dataclasses.replace(spec, idle_actions=find_idle_actions(env, spec))
+    if not hindsight:  # which keeps this environment, to ask it for rewards
+        env.close()
+    return spec, goals
 
 
 def _spec_of_data(dataset: TransitionDataset, settings: RunSettings) -> SpaceSpec:
