@@ -102,6 +102,8 @@ def test_early_stopping_needs_a_condition():
         (Schedule(kind="linear"), {0.0: 1.0, 0.25: 0.75, 1.0: 0.0}),
         (Schedule(kind="linear", start=1.0, end=0.2, fraction=0.5), {0.25: 0.6, 0.5: 0.2, 1.0: 0.2}),
         (Schedule(kind="cosine"), {0.0: 1.0, 0.5: 0.5, 1.0: 0.0}),
+        (Schedule(kind="linear", hold=0.6, end=0.1), {0.0: 1.0, 0.6: 1.0, 0.8: 0.55, 1.0: 0.1}),
+        (Schedule(kind="cosine", warmup=0.1, hold=0.5), {0.05: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.0}),
         (Schedule(kind="warmup"), {0.0: 0.0, 0.025: 0.5, 0.05: 1.0, 1.0: 1.0}),
         (Schedule(kind="cosine", warmup=0.1), {0.05: 0.5, 0.1: 1.0, 0.55: 0.5, 1.0: 0.0}),
     ],
@@ -129,6 +131,8 @@ def test_a_schedule_may_be_named_by_its_kind():
         parse_settings(LoopSettings, {"lr_schedule": "cosin"}, where="test")
     with pytest.raises(ConfigError, match=r"warmup = 0\.5: expected less than fraction = 0\.4"):
         parse_settings(LoopSettings, {"lr_schedule": {"warmup": 0.5, "fraction": 0.4}}, where="test")
+    with pytest.raises(ConfigError, match=r"hold = 0\.8: expected less than fraction = 0\.8"):
+        parse_settings(LoopSettings, {"lr_schedule": {"kind": "linear", "hold": 0.8, "fraction": 0.8}}, where="test")
 
 
 def test_the_learning_rate_follows_its_schedule(tiny_config):

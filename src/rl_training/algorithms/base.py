@@ -189,10 +189,13 @@ class Learner(nn.Module):
         """Set the learning rates that follow a schedule to ``factor`` times their configured values."""
         for name in self.scheduled_optimizers or self._optimizers:
             for group in self._optimizers[name].param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].copy_(torch.as_tensor(self._learning_rates[name] * factor))
+                rate = self._learning_rates[name] * factor
+                if not isinstance(group["lr"], Tensor):
+                    group["lr"] = rate
+                elif isinstance(rate, Tensor):  # one for each member of a stack
+                    group["lr"].copy_(rate)
                 else:
-                    group["lr"] = self._learning_rates[name] * factor
+                    group["lr"].fill_(rate)  # a copy from the host would wait for the device
 
     def training_state(self) -> dict[str, Any]:
         """Return everything that later updates depend on."""

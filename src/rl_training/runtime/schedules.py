@@ -21,6 +21,7 @@ class Schedule(Settings):
     )
     start: float = Field(1.0, ge=0, description="value at the start, or after the warm-up")
     end: float = Field(0.0, ge=0, description="value at the end (linear and cosine)")
+    hold: float = Field(0.0, ge=0, lt=1, description="share of training before the value leaves its start")
     fraction: float = Field(1.0, gt=0, le=1, description="share of training after which the end value is reached")
     warmup: float | None = Field(
         None, ge=0, lt=1, description="share of training in which the value rises from 0; unset: 0, or 0.05 for warmup"
@@ -32,9 +33,10 @@ class Schedule(Settings):
         return {"kind": values} if isinstance(values, str) else values
 
     @model_validator(mode="after")
-    def _warm_up_first(self) -> Schedule:
-        if self._warmup >= self.fraction:
-            raise ValueError(f"warmup = {self._warmup}: expected less than fraction = {self.fraction}")
+    def _shares_in_order(self) -> Schedule:
+        for name, share in (("warmup", self._warmup), ("hold", self.hold)):
+            if share >= self.fraction:
+                raise ValueError(f"{name} = {share}: expected less than fraction = {self.fraction}")
         return self
 
     @property
@@ -48,7 +50,8 @@ class Schedule(Settings):
             return self.start * progress / warmup
         if self.kind in ("constant", "warmup"):
             return self.start
-        done = min(1.0, (progress - warmup) / (self.fraction - warmup))
+        leaving = max(warmup, self.hold)
+        done = min(1.0, max(0.0, progress - leaving) / (self.fraction - leaving))
         if self.kind == "cosine":
             done = 0.5 * (1.0 - math.cos(math.pi * done))
         return self.start + (self.end - self.start) * done
