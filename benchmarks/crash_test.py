@@ -1,6 +1,7 @@
 """Runs that are killed with SIGKILL at random instants and restarted until they finish end like runs that were not.
 
     python benchmarks/crash_test.py --runs 100
+    python benchmarks/crash_test.py --runs 20 --device cuda
 
 Each run is a process that does what ``train --resume-auto`` does, for a random one of several small configurations,
 which spend much of their time in writing checkpoints. It is killed one to three times, each time at a random instant
@@ -60,12 +61,13 @@ SHARED = {
 }
 
 
-def configuration(case: str, output_dir: Path) -> TrainConfig:
+def configuration(case: str, output_dir: Path, device: str = "cpu", compiles: bool = False) -> TrainConfig:
     """Return one of the small configurations."""
     values = CASES[case]
     settings = {**SHARED, **values["algo_kwargs"]}
     budget = {"total_timesteps": 400, "eval_episodes": 1, "output_dir": str(output_dir)}
-    return parse_config({**values, **budget, "algo_kwargs": settings})
+    place = {"device": device, "compile": compiles}
+    return parse_config({**values, **budget, **place, "algo_kwargs": settings})
 
 
 def run_until(config: TrainConfig, log: Path, seconds: float | None = None) -> bool:
@@ -107,24 +109,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the choice of configurations and instants")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the updates, which takes longer than these runs"
+    )
     parser.add_argument("--output", type=Path, help="write the results here as JSON")
     arguments = parser.parse_args()
+    place = arguments.device, arguments.compile
     rng, started = np.random.default_rng(arguments.seed), time.monotonic()
     references: dict[str, tuple[State, float]] = {}
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory(prefix="rl-training-crash-") as folder:
-        train_or_resume(configuration("bc", Path(folder) / "warm"))  # imports what a run imports late
+        train_or_resume(configuration("bc", Path(folder) / "warm"))  # imports what a run imports late; never on CUDA
         for number in range(arguments.runs):
             case = str(rng.choice(list(CASES)))
             if case not in references:
                 output_dir, before = Path(folder) / f"whole-{len(references)}", time.monotonic()
-                run_until(configuration(case, output_dir), Path(folder) / "whole.log")
+                run_until(configuration(case, output_dir, *place), Path(folder) / "whole.log")
                 references[case] = final_state(output_dir), time.monotonic() - before
             expected, duration = references[case]
             count, log, kills, attempts = counts.setdefault(case, Counter()), Path(folder) / f"run-{number}.log", 0, 0
             while kills == 0:  # one that is done before its first kill is begun anew
                 output_dir = Path(folder) / f"run-{number}-{attempts}"
-                config, attempts = configuration(case, output_dir), attempts + 1
+                config, attempts = configuration(case, output_dir, *place), attempts + 1
                 for _ in range(int(rng.integers(1, 4))):
                     if run_until(config, log, float(rng.uniform(0, duration))):
                         break
