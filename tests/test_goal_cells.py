@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ending_env import EndingEnv
-from rl_training.data.goal_cells import LARGEST_WEIGHT, PLAIN_WEIGHT, GoalCells
+from rl_training.data.goal_cells import LARGEST_WEIGHT, MOST_CELLS, PLAIN_WEIGHT, GoalCells
 from rl_training.envs import GoalRewards
 from rl_training.envs.builtin import PointReachGoalEnv
 from rl_training.errors import ConfigError
@@ -51,6 +51,16 @@ def test_the_nearest_achieved_goal_stands_in_for_one_that_was_never_achieved() -
     assert cells.nearest(path((3.5, 4.2))[0]) is None  # within the tolerance of one that was
     np.testing.assert_array_equal(cells.nearest(path((3.5, 9.0))[0]), (3.5, 3.5))
     np.testing.assert_array_equal(cells.nearest(path((0.0, 5.0))[0]), (1.5, 2.5))
+
+
+def test_nothing_stands_in_for_a_goal_in_a_space_that_is_too_large_to_cover() -> None:
+    cells = GoalCells(1, 1.0)
+    line = np.arange(2 * MOST_CELLS, dtype=np.float32)[:, None]
+    cells.add(line[: MOST_CELLS - 10], line[0])
+    assert cells.nearest(line[-1]) == line[MOST_CELLS - 11]
+    cells.add(line[:MOST_CELLS], line[0])
+    assert len(cells) == MOST_CELLS
+    assert cells.nearest(line[-1]) is None
 
 
 def test_the_state_is_complete() -> None:
