@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier, Lock
@@ -155,7 +156,7 @@ def measure_all(options: argparse.Namespace) -> dict[tuple[int, int], float]:
     context, times = multiprocessing.get_context("spawn"), {}
     for first in range(0, len(jobs), options.jobs):
         some = jobs[first : first + options.jobs]
-        warm, turn, found = context.Barrier(len(some)), context.Lock(), context.Queue()
+        warm, turn, found = context.Barrier(len(some), timeout=600), context.Lock(), context.Queue()
         processes = [context.Process(target=measure, args=(*job, options, warm, turn, found)) for job in some]
         for process in processes:
             process.start()
@@ -178,7 +179,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "tf32"], default="tf32")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--normalize", action="store_true", help="normalise observations, as the presets do")
-    parser.add_argument("--jobs", type=int, default=2 * len(CASES), help="cases that are compiled at the same time")
+    most = min(2 * len(CASES), os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=most, help="cases that are compiled at the same time")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from rl_training.envs import GoalRewards, space_spec
 from rl_training.envs.play import play
 from rl_training.runtime.acceleration import _MOST_GRAPHS, accelerated_updates
 from rl_training.runtime.action_graphs import accelerated_actions
+from rl_training.runtime.cuda_graphs import record_graph
 from rl_training.runtime.run import resume, train
 from rl_training.runtime.stack_data import DataStack
 from rl_training.runtime.stack_runs import resume_stack, train_stack
@@ -157,6 +160,29 @@ def test_learners_without_a_delay_have_one_phase(learner_type, spec):
         phases.add(learner.update_kind)
         learner.update(random_batch(spec, "cpu", seed))
     assert len(phases) == 1
+
+
+def test_a_recording_ends_before_its_first_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a recording does to the generators on the device must not come after what a replay does."""
+    calls: list[str] = []
+
+    class Graph:
+        def register_generator_state(self, generator: object) -> None:
+            calls.append(f"register {generator}")
+
+    @contextlib.contextmanager
+    def recording(graph: Graph):
+        calls.append("begin")
+        yield
+        calls.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"wait for {device}"))
+    graph, result = record_graph(lambda: calls.append("call") or 7, ["a", "b"], "cuda:1")
+    assert isinstance(graph, Graph)
+    assert result == 7
+    assert calls == ["register a", "register b", "begin", "call", "end", "wait for cuda:1"]
 
 
 # On CUDA

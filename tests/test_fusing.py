@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 
 from rl_training.algorithms.stack import LearnerStack
 from rl_training.algorithms.table import ALGORITHMS
@@ -85,6 +86,19 @@ def test_a_function_is_compiled_once_for_each_form():
         assert torch.equal(found, torch.full((4, 3), 2.0))
         assert len(COMPILED) == 2
         assert torch.equal(double(x, factor=2.0), 2 * x)  # a keyword is not lost
+
+
+def test_the_form_of_a_sum_is_not_chosen_by_its_time(monkeypatch):
+    @fused
+    def total(x):
+        return x.sum()
+
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: given.append(options) or function)
+    with fused_kernels():
+        total(torch.ones(3))
+    known = hasattr(torch._inductor.config, "deterministic")
+    assert [options["options"] for options in given] == [{"deterministic": True} if known else {}]
 
 
 def test_members_see_their_own_part_wherever_their_axis_is():

@@ -63,6 +63,15 @@ def test_nothing_stands_in_for_a_goal_in_a_space_that_is_too_large_to_cover() ->
     assert cells.nearest(line[-1]) is None
 
 
+def test_a_goal_of_the_grid_is_practised_even_if_the_grid_is_full() -> None:
+    cells = GoalCells(1, 1.0)
+    line = np.arange(2 * MOST_CELLS, dtype=np.float32)[:, None]
+    cells.add(line[:10], line[20])  # pursued, so its cell is one of the grid's
+    cells.add(line[30:], line[20])
+    assert len(cells) == MOST_CELLS
+    assert cells.nearest(line[20]) == line[30]
+
+
 def test_the_state_is_complete() -> None:
     rng = np.random.default_rng(0)
     cells, copy = GoalCells(3, 0.5), GoalCells(3, 0.5)

@@ -21,7 +21,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import resume, train
 from rl_training.types import SpaceSpec
 
-ENV_ID = "tests/Blocked-v0"
+ENV_ID, NOISY_ID = "tests/Blocked-v0", "tests/Noisy-v0"
 
 
 class Blocked(gym.ActionWrapper[Any, Any, Any]):
@@ -33,10 +33,6 @@ class Blocked(gym.ActionWrapper[Any, Any, Any]):
 
     def action(self, action: Any) -> Any:
         return action[[0, 2]]
-
-
-if ENV_ID not in gym.registry:
-    gym.register(ENV_ID, entry_point=Blocked)
 
 
 class Rewarded(Blocked):
@@ -65,7 +61,12 @@ class Deaf(Blocked):
         return np.zeros(2, np.float32)
 
 
-def idle(env: gym.Env[Any, Any]) -> tuple[int, ...]:
+for name, env_class in ((ENV_ID, Blocked), (NOISY_ID, Noisy)):
+    if name not in gym.registry:
+        gym.register(name, entry_point=env_class)
+
+
+def idle(env: gym.Env[Any, Any]) -> tuple[int, ...] | None:
     return find_idle_actions(env, space_spec(env))
 
 
@@ -75,18 +76,19 @@ def idle(env: gym.Env[Any, Any]) -> tuple[int, ...]:
         (Blocked, (1,)),
         (PointReachGoalEnv, ()),
         (Rewarded, ()),
-        (Noisy, ()),
+        (Noisy, None),
         (Deaf, ()),
         (BitFlippingEnv, ()),
         (lambda: BitFlippingEnv(n_bits=4, continuous=True), ()),
     ],
 )
-def test_a_component_is_idle_if_nothing_depends_on_it(env: Any, expected: tuple[int, ...]) -> None:
+def test_a_component_is_idle_if_nothing_depends_on_it(env: Any, expected: tuple[int, ...] | None) -> None:
     assert idle(env()) == expected
 
 
 def test_check_env_names_idle_components() -> None:
-    assert check_env(ENV_ID).facts["idle actions"].startswith("component 2: no effect")
+    assert check_env(ENV_ID).facts["idle actions"] == "2 (these components of the action have no effect)"
+    assert check_env(NOISY_ID).facts["idle actions"] == "unknown: a seed and actions do not repeat an episode"
     assert "idle actions" not in check_env("rl_training/PointReach2D-v0").facts
 
 
@@ -106,12 +108,12 @@ def test_two_target_entropies_are_refused() -> None:
         SAC(SpaceSpec(3, 2), {"target_entropy": -1.0, "entropy_per_action": -0.5})
 
 
-def config(folder: Path, algo: str = "her", **options: Any) -> Any:
+def config(folder: Path, algo: str = "her", env_id: str = ENV_ID, **options: Any) -> Any:
     backend = {"backend": "sac"} if algo == "her" else {}
     return parse_config(
         {
             "algo": algo,
-            "env_id": ENV_ID,
+            "env_id": env_id,
             "total_timesteps": 160,
             "eval_episodes": 1,
             "output_dir": str(folder),
@@ -139,7 +141,22 @@ def test_a_run_leaves_idle_components_out_and_so_does_its_continuation(tmp_path:
         assert run.learner.target_entropy == pytest.approx(-0.5 + math.log(2))
 
 
-def test_environments_are_not_played_for_a_plain_target_entropy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"target_entropy": -1.0}, {"entropy_per_action": -1.0, "alpha": 0.1}])
+def test_environments_are_played_only_for_a_target_that_needs_it(tmp_path: Path, options: dict[str, float]) -> None:
     seen = Seen()
-    train(config(tmp_path, target_entropy=-1.0), [seen])
+    train(config(tmp_path, **options), [seen])
     assert seen.learner.spec.idle_actions == ()
+
+
+def test_a_run_says_if_it_cannot_find_idle_components(tmp_path: Path) -> None:
+    seen = Seen()
+    with pytest.warns(UserWarning, match="a seed and actions do not repeat an episode"):
+        train(config(tmp_path, env_id=NOISY_ID, entropy_per_action=-0.25), [seen])
+    assert seen.learner.target_entropy == -0.75
+
+
+def test_a_continuation_says_that_other_components_are_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = train(config(tmp_path, entropy_per_action=-0.25))
+    monkeypatch.setattr("rl_training.runtime.build.find_idle_actions", lambda *_: (0, 1))
+    with pytest.warns(UserWarning, match=r"were \[1\] and are \[0, 1\] now, .* not exact"):
+        resume(result.run_dir, overrides=["total_timesteps=200"])

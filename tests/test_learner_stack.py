@@ -111,6 +111,7 @@ def test_a_stack_equals_its_members_one_by_one(name: str, spec: SpaceSpec, monke
         ("sac", {"learning_rate": [1e-3, 1e-4, 3e-4]}),
         ("sac", {"gamma": [0.9, 0.95, 0.99], "tau": [0.1, 0.01, 0.5], "initial_alpha": [1.0, 0.1, 0.2]}),
         ("sac", {"target_entropy": [0.0, -1.0, -2.0], "bc_weight": [0.1, 1.0, 2.0]}),
+        ("sac", {"entropy_per_action": [2.0, -1.0, -5.0], "learning_rate": [1e-2, 1e-2, 1e-2]}),
         ("td3", {"target_noise": [0.1, 0.2, 0.3], "saturation_penalty": [0.1, 0.2, 0.3], "policy_delay": [1, 1, 1]}),
         ("td3_bc", {"bc_alpha": [1.0, 2.0, 3.0], "max_grad_norm": [0.01, 0.1, 1.0], "critic_lr": [1e-4, 1e-3, 1e-2]}),
         ("iql", {"expectile": [0.6, 0.7, 0.9], "temperature": [1.0, 2.0, 3.0], "max_weight": [2.0, 3.0, 100.0]}),

@@ -35,7 +35,9 @@ class SACSettings(DemonstrationSettings, ActorCriticSettings):
         None, description="target entropy of an automatic temperature; unset: -action_dim"
     )
     entropy_per_action: float | None = Field(
-        None, description="in place of target_entropy: that of each component of an action that has an effect"
+        None,
+        description="target entropy of each action component that has an effect, in place of target_entropy; one"
+        " without effect adds log 2",
     )
     backup_entropy: bool | None = Field(
         None, description="include the entropy term in the target; unset: not in goal tasks"
@@ -46,7 +48,7 @@ class SACSettings(DemonstrationSettings, ActorCriticSettings):
         if self.target_entropy is not None and self.entropy_per_action is not None:
             raise ValueError(
                 f"target_entropy = {self.target_entropy:g} and entropy_per_action = {self.entropy_per_action:g}:"
-                " expected one of them"
+                " expected one of them; null unsets the other"
             )
         return self
 

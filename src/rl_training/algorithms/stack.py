@@ -164,7 +164,8 @@ def _numbers(learner: Learner) -> dict[str, Any]:
     derived = {name: value for name, value in vars(learner).items() if isinstance(value, (bool, float))}
     bounds = learner.value_bounds if isinstance(learner, CriticLearner) else None
     limits = {} if bounds is None else dict(zip(_BOUNDS, bounds, strict=True))
-    return {**derived, **dict(learner.settings), **limits, "bounded": bounds is not None}
+    # A number that is derived comes last: where its setting is unset, only the derived one shows that members differ.
+    return {**dict(learner.settings), **derived, **limits, "bounded": bounds is not None}
 
 
 @contextlib.contextmanager

@@ -97,12 +97,13 @@ class GoalCells:
     def nearest(self, goal: Array) -> Array | None:
         """Return the achieved goal nearest to one that was never achieved; None if it was, or if there is none.
 
-        Also None once there are too many cells: goals achieved from then on are not known here, so those that are known
-        would be pursued for good.
+        Also None if its cell is none of the grid's and there are too many: the grid then does not learn of further
+        goals that are achieved, so the nearest of the first ones would be pursued for good.
         """
         index = self._index.get(int(self.key(goal)))
         visited = self._visited[: len(self)]
-        if (index is not None and visited[index]) or not visited.any() or len(self) == MOST_CELLS:
+        reached = visited[index] if index is not None else len(self) == MOST_CELLS
+        if reached or not visited.any():
             return None
         goals = self._goals[: len(self)][visited]
         distances = np.linalg.norm(goals - goal, axis=1)

@@ -176,9 +176,11 @@ def _report_motion(report: EnvReport, motions: list[float], threshold: float | N
 def _report_idle_actions(env: gym.Env[Any, Any], report: EnvReport) -> None:
     """Name the components of the action that have no effect."""
     idle = find_idle_actions(env, space_spec(env))
-    if idle:
+    if idle is None:
+        report.facts["idle actions"] = "unknown: a seed and actions do not repeat an episode"
+    elif idle:
         numbers = ", ".join(str(index + 1) for index in idle)
-        report.facts["idle actions"] = f"component {numbers}: no effect found (entropy_per_action leaves it out)"
+        report.facts["idle actions"] = f"{numbers} (these components of the action have no effect)"
 
 
 def _achieved(observation: Any) -> NDArray[Any]:

@@ -17,12 +17,12 @@ Array = NDArray[Any]
 _EPISODES, _STEPS = 4, 15
 
 
-def find_idle_actions(env: gym.Env[Any, Any], spec: SpaceSpec) -> tuple[int, ...]:
+def find_idle_actions(env: gym.Env[Any, Any], spec: SpaceSpec) -> tuple[int, ...] | None:
     """Return the components of a continuous action that change nothing an environment returns.
 
     The same short episodes are played again with other values in one component at a time. A component whose effect
-    needs more than chance, such as a button in a far corner, also counts as idle. Where a seed does not repeat an
-    episode, no component does.
+    needs more than chance, such as a button in a far corner, also counts as idle. None if that cannot be found out,
+    because an episode is not repeated by its seed and its actions.
     """
     if spec.is_discrete:
         return ()
@@ -30,6 +30,8 @@ def find_idle_actions(env: gym.Env[Any, Any], spec: SpaceSpec) -> tuple[int, ...
     actions = rng.uniform(-1.0, 1.0, (_EPISODES, _STEPS, spec.action_dim)).astype(np.float32)
     others = rng.uniform(-1.0, 1.0, actions.shape).astype(np.float32)
     known, components = _outcomes(env, spec, actions), np.arange(spec.action_dim)
+    if _differ(known, _outcomes(env, spec, actions)):
+        return None
     idle = [
         i
         for i in range(spec.action_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from dataclasses import dataclass
@@ -157,15 +158,29 @@ def _task(
     if settings.dataset.action_low is not None:
         raise ConfigError("algo_kwargs.action_low and action_high are for data without an env_id: expected neither")
     env = make_raw_env(required_env_id(config), config.env_kwargs)
-    goals = GoalRewards(env, transform) if hindsight else None
-    if hindsight and settings.online:
+    if not hindsight:
+        with contextlib.closing(env):
+            return _with_idle_actions(space_spec(env), env, settings), None
+    # Hindsight keeps this environment, to ask it for rewards.
+    goals = GoalRewards(env, transform)
+    if settings.online:
         _require_room_for_an_episode(env, settings.replay.buffer_capacity)
-    spec, learner = space_spec(env, goals), settings.learner
-    if isinstance(learner, SACSettings) and learner.entropy_per_action is not None:
-        spec = dataclasses.replace(spec, idle_actions=find_idle_actions(env, spec))
-    if not hindsight:  # which keeps this environment, to ask it for rewards
-        env.close()
-    return spec, goals
+    return _with_idle_actions(space_spec(env, goals), env, settings), goals
+
+
+def _with_idle_actions(spec: SpaceSpec, env: gym.Env[Any, Any], settings: RunSettings) -> SpaceSpec:
+    """Add the components of the action without effect, if the target entropy depends on them."""
+    learner = settings.learner
+    if not isinstance(learner, SACSettings) or learner.entropy_per_action is None or learner.alpha != "auto":
+        return spec
+    idle = find_idle_actions(env, spec)
+    if idle is None:
+        warnings.warn(
+            "a seed and actions do not repeat an episode of this environment: entropy_per_action counts all components"
+            " of the action, also those without effect",
+            stacklevel=4,
+        )
+    return dataclasses.replace(spec, idle_actions=idle or ())
 
 
 def _spec_of_data(dataset: TransitionDataset, settings: RunSettings) -> SpaceSpec:

@@ -50,6 +50,13 @@ def restore_run(trainer: Trainer, last: tuple[int, int] | None) -> None:
     if changed and trainer.replay is not None:
         for index in changed:
             trainer.replay.discard_open_episode(index)
+    idle_then, idle_now = (spec.get("idle_actions", ()) for spec in (manifest["spec"], trainer.metadata["spec"]))
+    if manifest["config"]["algo_kwargs"].get("entropy_per_action") is not None and list(idle_then) != list(idle_now):
+        warnings.warn(
+            f"the components of the action without effect were {list(idle_then)} and are {list(idle_now)} now, so the"
+            " target entropy differs: this resume is not exact",
+            stacklevel=3,
+        )
     if edited_seed:
         warnings.warn(f"{edited_seed}: this resume is not exact", stacklevel=3)
     elif changed:

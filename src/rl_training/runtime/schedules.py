@@ -21,7 +21,9 @@ class Schedule(Settings):
     )
     start: float = Field(1.0, ge=0, description="value at the start, or after the warm-up")
     end: float = Field(0.0, ge=0, description="value at the end (linear and cosine)")
-    hold: float = Field(0.0, ge=0, lt=1, description="share of training before the value leaves its start")
+    hold: float = Field(
+        0.0, ge=0, lt=1, description="share of training in which the value stays at its start (linear and cosine)"
+    )
     fraction: float = Field(1.0, gt=0, le=1, description="share of training after which the end value is reached")
     warmup: float | None = Field(
         None, ge=0, lt=1, description="share of training in which the value rises from 0; unset: 0, or 0.05 for warmup"
