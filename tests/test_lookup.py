@@ -29,10 +29,13 @@ GOAL_PRESETS = {
     "FetchPickAndPlace-v4": "her/fetch_pick_and_place",
     "FetchSlide-v4": "her/fetch_slide",
     "PointMaze_Medium-v3": "her/point_maze",
-    "PandaPush-v3": "her/panda_push",
+}
+CPU_PRESETS = {
+    "FetchPush-v4": "her/fetch_push_cpu",
+    "PointMaze_Medium-v3": "her/point_maze_cpu",
     "PandaPickAndPlace-v3": "her/panda_pick_and_place_cpu",
 }
-UNMEASURED = {f"her/{task}" for task in ("hand_reach", "panda_pick_and_place")}
+UNMEASURED = {f"her/{task}" for task in ("hand_reach", "panda_push", "panda_pick_and_place")}
 
 
 class TestPresets:
@@ -70,9 +73,9 @@ class TestPresets:
                     kind = "success rate" if "eval/success_rate" in row else "return"
                     score = row["eval/success_rate" if kind == "success rate" else "eval/mean_reward"]
                     measured.setdefault(row["preset"], []).append((kind, score))
-        for name in ("goals.json", "goals_panda.json"):
-            for row in json.loads((RESULTS / name).read_text()):
-                measured.setdefault(GOAL_PRESETS[row["task"]], []).append(("success rate", row["curve"][-1][1]))
+        for file_name, presets in (("goals.json", GOAL_PRESETS), ("goals_cpu.json", CPU_PRESETS)):
+            for row in json.loads((RESULTS / file_name).read_text()):
+                measured.setdefault(presets[row["task"]], []).append(("success rate", row["curve"][-1][1]))
         assert len(measured) > 20
         for name, rows in measured.items():
             kind, scores = rows[0][0], [score for _, score in rows]
