@@ -8,8 +8,6 @@ import warnings
 
 import pytest
 import torch
-import torch._dynamo
-import torch._inductor.config
 
 from rl_training.algorithms.stack import LearnerStack
 from rl_training.algorithms.table import ALGORITHMS
@@ -21,17 +19,25 @@ TRACED = "aot_eager"  # traces and differentiates like the compiler, and runs th
 COMPILED: list[str] = []
 
 
-@torch._dynamo.register_backend
 def counting(graph, inputs):
     """Run the operations one by one, and note that a function was compiled."""
     COMPILED.append("once")
     return graph.forward
 
 
-@torch._dynamo.register_backend
 def failing(graph, inputs):
     """Fail, as a compiler does on a machine that lacks a part."""
     raise RuntimeError("no compiler here")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def backends():
+    """Register the two compilers. The import takes seconds, so only processes that run these tests make it."""
+    import torch._dynamo
+
+    for backend in (counting, failing):
+        if backend.__name__ not in torch._dynamo.list_backends(exclude_tags=()):
+            torch._dynamo.register_backend(backend)
 
 
 def random_batch(seed: int, members: int | None = None, size: int = 8) -> Batch:
@@ -97,7 +103,9 @@ def test_the_form_of_a_sum_is_not_chosen_by_its_time(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.append(options) or function)
     with fused_kernels():
         total(torch.ones(3))
-    known = hasattr(torch._inductor.config, "deterministic")
+    from torch._inductor import config
+
+    known = hasattr(config, "deterministic")
     assert [options["options"] for options in given] == [{"deterministic": True} if known else {}]
 
 
