@@ -16,11 +16,12 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
+# Three processes also on two cores, because many tests wait for a process or a time limit.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu"
 
 # Small defects, one at a time, each of which the quick tests must notice.
 mutants: $(VENV)/.installed-dev
