@@ -158,5 +158,7 @@ def test_a_run_says_if_it_cannot_find_idle_components(tmp_path: Path) -> None:
 def test_a_continuation_says_that_other_components_are_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = train(config(tmp_path, entropy_per_action=-0.25))
     monkeypatch.setattr("rl_training.runtime.build.find_idle_actions", lambda *_: (0, 1))
+    seen = Seen()
     with pytest.warns(UserWarning, match=r"were \[1\] and are \[0, 1\] now, .* not exact"):
-        resume(result.run_dir, overrides=["total_timesteps=200"])
+        resume(result.run_dir, [seen], overrides=["total_timesteps=200"])
+    assert seen.learner.spec.idle_actions == (0, 1)
